@@ -1,0 +1,1 @@
+"""Presets of sanawm: TOML files, and the embedded `tiny` model set."""

@@ -1,0 +1,24 @@
+"""Shared fixtures. Tests run with one intra-op thread so that results do not depend on the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> Iterator[None]:
+    import torch
+
+    torch.set_num_threads(1)
+    yield
+
+
+@pytest.fixture(scope="session")
+def golden() -> Path:
+    """Folder of tensors made by the reference implementations."""
+    return GOLDEN
