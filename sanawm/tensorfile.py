@@ -163,7 +163,8 @@ class TensorFiles:
         missing = [n for n in _weight_map(index) if n not in self.infos]
         if missing:
             raise CheckpointError(
-                f"{index}: {len(missing)} tensors listed but not in the shards: {list_some(missing)}",
+                f"{index}: {len(missing)} tensors listed but not in the shards: "
+                f"{list_some(missing)}",
                 fix="fetch the shards again",
             )
 

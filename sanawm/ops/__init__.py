@@ -1,1 +1,1 @@
-
+"""Numerical building blocks shared by the models: rotary embedding, norms, attention."""
