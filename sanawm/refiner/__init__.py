@@ -1,1 +1,1 @@
-
+"""The streaming refiner: transformer, cache, sampler and chunk runner."""

@@ -1,0 +1,289 @@
+"""The refiner's keys and values across blocks: `[sink | history | active]` in one buffer.
+
+One preallocated buffer for keys and one for values holds all layers, head-major:
+`(M, B, N, P, K)` with P = (sink + history + block) tokens. Attention reads the leading slice, so
+nothing is concatenated or cloned.
+
+* sink: keys kept before RoPE as well, and rotated into their place once a block, to the positions
+  right in front of the history;
+* history: keys after RoPE at their absolute positions, never rotated again;
+* active: what the running pass writes. `commit` turns it into history and drops the oldest frames
+  beyond the window by one shift, keeping the order. (A rotated ring would change the order of
+  summation in the softmax, and with it the bits.)
+
+A pass only writes the active slot, so a pass that failed leaves sink and history as they were and
+its block can be tried again. Source of the window rules: the public streaming refiners, checked
+against their outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, cast, get_args
+
+import torch
+from torch import Tensor
+
+from sanawm.errors import (
+    IncompletePass,
+    MissingCapturedKV,
+    UnsupportedCaptureMode,
+    UsageError,
+)
+from sanawm.ops.rope import RopeKind, RopeTable, apply_rope, rotate_into
+from sanawm.shapes import BlockSpan, Window
+
+CaptureMode = Literal["pre_rope", "post_rope"]
+CAPTURE_MODES: tuple[str, ...] = get_args(CaptureMode)
+
+
+class CapturedKV(NamedTuple):
+    """Keys and values of one layer as views of the cache, `(B, N, S, K)` each."""
+
+    keys: Tensor
+    values: Tensor
+
+
+class CachePass:
+    """One forward pass through all layers, as the cache sees it.
+
+    `capture` is `pre_rope` (the sink: keys kept before rotation), `post_rope` (the clean pass whose
+    K/V become history), or None (a denoising pass: its K/V are overwritten by the next pass).
+    """
+
+    def __init__(self, cache: RefinerCache, span: BlockSpan, capture: CaptureMode | None) -> None:
+        self._cache = cache
+        self.span = span
+        self.capture = capture
+        self.written = [False] * cache.layers
+
+    def write(
+        self, layer: int, k: Tensor, v: Tensor, rope: RopeTable, kind: RopeKind
+    ) -> tuple[Tensor, Tensor]:
+        """Store a layer's keys and values, rotating the keys on the way in.
+
+        k, v: `(B, N, S, K)`, keys normalised but not rotated. Returns the keys and values to
+        attend to, `(B, N, P, K)`: sink, history and this block.
+        """
+        keys, values = self._cache._write(self, layer, k, v, rope, kind)
+        self.written[layer] = True
+        return keys, values
+
+    @property
+    def silent_layers(self) -> list[int]:
+        """Layers that have not written in this pass."""
+        return [i for i, done in enumerate(self.written) if not done]
+
+
+class RefinerCache:
+    """State of one refiner stream. See the module text for its layout and rules."""
+
+    def __init__(
+        self,
+        *,
+        layers: int,
+        batch: int,
+        heads: int,
+        head_dim: int,
+        tokens_per_frame: int,
+        window: Window,
+        rope_kind: RopeKind,
+        device: torch.device | str,
+        dtype: torch.dtype,
+    ) -> None:
+        self.layers = layers
+        self.tokens_per_frame = tokens_per_frame
+        self.window = window
+        self.rope_kind = rope_kind
+        frames = window.kv_max + window.block
+        size = (layers, batch, heads, frames * tokens_per_frame, head_dim)
+        sink_size = (layers, batch, heads, window.sink * tokens_per_frame, head_dim)
+        self._keys = torch.zeros(size, device=device, dtype=dtype)
+        self._values = torch.zeros(size, device=device, dtype=dtype)
+        self._sink_keys = torch.zeros(sink_size, device=device, dtype=dtype)  # before RoPE
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything that was captured; the buffers stay."""
+        self.history_frames = 0
+        self.sink_ready = self.window.sink == 0
+        self._pass: CachePass | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all buffers in bytes; it does not depend on the clip's length."""
+        return sum(t.nbytes for t in (self._keys, self._values, self._sink_keys))
+
+    @property
+    def prefix_frames(self) -> int:
+        """Latent frames in front of the active slot: sink and history."""
+        return self.window.sink + self.history_frames
+
+    def place_sink(self, rope: RopeTable) -> None:
+        """Rotate the sink's keys to the positions of `rope` (once a block, all layers)."""
+        if not self.sink_ready:
+            raise MissingCapturedKV(
+                "missing captured K/V: the sink's keys (mode pre_rope) were not captured in "
+                f"layers 0..{self.layers - 1}",
+                fix="run the sink pass and commit('pre_rope') before the first block",
+            )
+        tokens = self.window.sink * self.tokens_per_frame
+        if tokens:
+            for layer in range(self.layers):
+                rotate_into(
+                    self._keys[layer, :, :, :tokens], self._sink_keys[layer], rope, self.rope_kind
+                )
+
+    def begin(self, span: BlockSpan, *, capture: str | None = None) -> CachePass:
+        """Start a pass over `span`; a pass that was not committed is dropped.
+
+        Raises `UnsupportedCaptureMode` for an unknown `capture`, `UsageError` when the block does
+        not fit the window.
+        """
+        if capture is not None:
+            check_capture_mode(capture)
+        limit = self.window.sink if capture == "pre_rope" else self.window.block
+        if not 1 <= span.frames <= limit:
+            raise UsageError(
+                f"a pass over {span.frames} latent frames does not fit: "
+                f"expected 1 to {limit} for capture mode {capture}"
+            )
+        self._pass = CachePass(self, span, cast(CaptureMode | None, capture))
+        return self._pass
+
+    def collect(self, mode: str) -> tuple[CapturedKV, ...]:
+        """Return what the last pass captured in `mode`, one entry a layer, and end that pass.
+
+        The views stay valid until the next pass. A second call raises: captured K/V are handed
+        out once. Raises `UnsupportedCaptureMode`, `MissingCapturedKV` (no such pass) or
+        `IncompletePass` (a layer did not write); all leave the cache unchanged.
+        """
+        check_capture_mode(mode)
+        current = self._pass
+        if current is None or current.capture != mode:
+            raise self._missing(mode, current)
+        if current.silent_layers:
+            raise IncompletePass(
+                f"captured K/V are incomplete: {_layers(current.silent_layers)} of {self.layers} "
+                f"did not write in the {mode} pass of block {current.span.number}",
+                fix="every attention layer must call CachePass.write; run the pass again",
+            )
+        self._pass = None
+        start = 0 if mode == "pre_rope" else self.prefix_frames * self.tokens_per_frame
+        stop = start + current.span.frames * self.tokens_per_frame
+        keys = self._sink_keys if mode == "pre_rope" else self._keys[:, :, :, start:stop]
+        return tuple(
+            CapturedKV(k, v) for k, v in zip(keys, self._values[:, :, :, start:stop], strict=True)
+        )
+
+    def commit(self, mode: str) -> None:
+        """Keep what the last pass captured: `pre_rope` as the sink, `post_rope` as history.
+
+        Drops the oldest history frames beyond the window, by frames (a block may be cut).
+        Raises as `collect` does, with the cache unchanged.
+        """
+        span = self._pass.span if self._pass is not None else BlockSpan(0, 0, 0)
+        self.collect(mode)
+        if mode == "pre_rope":
+            self.sink_ready = True
+            return
+        total = self.history_frames + span.frames
+        kept = min(total, self.window.history_max)
+        if total > kept:
+            self._shift(drop=total - kept, keep=kept)
+        self.history_frames = kept
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return sink, history and positions as plain tensors and numbers (for a run state)."""
+        visible = self.prefix_frames * self.tokens_per_frame
+        return {
+            "history_frames": self.history_frames,
+            "sink_ready": self.sink_ready,
+            "keys": self._keys[:, :, :, :visible].clone(),
+            "values": self._values[:, :, :, :visible].clone(),
+            "sink_keys": self._sink_keys.clone(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned into a cache of the same sizes."""
+        keys, values, sink_keys = state["keys"], state["values"], state["sink_keys"]
+        frames = int(state["history_frames"])
+        visible = (self.window.sink + frames) * self.tokens_per_frame
+        expected = (*self._keys.shape[:3], visible, self._keys.shape[4])
+        if tuple(keys.shape) != expected or sink_keys.shape != self._sink_keys.shape:
+            raise UsageError(
+                f"saved cache has keys {tuple(keys.shape)}, expected {expected}",
+                fix="resume with the model, size and window of the saved run",
+            )
+        self.reset()
+        self._keys[:, :, :, :visible] = keys
+        self._values[:, :, :, :visible] = values
+        self._sink_keys.copy_(sink_keys)
+        self.history_frames = frames
+        self.sink_ready = bool(state["sink_ready"])
+
+    def _write(
+        self,
+        current: CachePass,
+        layer: int,
+        k: Tensor,
+        v: Tensor,
+        rope: RopeTable,
+        kind: RopeKind,
+    ) -> tuple[Tensor, Tensor]:
+        if current is not self._pass:
+            raise MissingCapturedKV(
+                f"layer {layer} wrote into a pass of block {current.span.number} that has ended",
+                fix="begin a new pass for every forward",
+            )
+        keys, values = self._keys[layer], self._values[layer]
+        if current.capture == "pre_rope":
+            self._sink_keys[layer].copy_(k)
+            values[:, :, : v.shape[2]].copy_(v)
+            return apply_rope(k, rope, kind), v
+        start = self.prefix_frames * self.tokens_per_frame
+        stop = start + current.span.frames * self.tokens_per_frame
+        rotate_into(keys[:, :, start:stop], k, rope, kind)
+        values[:, :, start:stop].copy_(v)
+        return keys[:, :, :stop], values[:, :, :stop]
+
+    def _shift(self, *, drop: int, keep: int) -> None:
+        """Move the newest `keep` frames to the front of the history, `drop` frames at a time.
+
+        Each copy moves at most `drop` frames, so source and target never overlap and nothing is
+        allocated.
+        """
+        n = self.tokens_per_frame
+        first = self.window.sink
+        for at in range(0, keep, drop):
+            count = min(drop, keep - at)
+            to, source = (first + at) * n, (first + drop + at) * n
+            for buffer in (self._keys, self._values):
+                buffer[:, :, :, to : to + count * n] = buffer[:, :, :, source : source + count * n]
+
+    def _missing(self, mode: str, current: CachePass | None) -> MissingCapturedKV:
+        layers = f"layers 0..{self.layers - 1}"
+        if current is None:
+            found = "no pass has captured since the last collect"
+        else:
+            found = (
+                f"the last pass, of block {current.span.number}, ran "
+                f"{'without capture' if current.capture is None else f'in mode {current.capture}'}"
+            )
+        return MissingCapturedKV(
+            f"missing captured K/V in mode {mode} of {layers}: {found}",
+            fix=f"run a pass begun with capture={mode!r}, then collect it once",
+        )
+
+
+def check_capture_mode(mode: str) -> None:
+    """Raise `UnsupportedCaptureMode` unless `mode` is one of `CAPTURE_MODES`."""
+    if mode not in CAPTURE_MODES:
+        raise UnsupportedCaptureMode(
+            f"capture mode {mode!r} is unknown; expected one of {', '.join(CAPTURE_MODES)}"
+        )
+
+
+def _layers(numbers: list[int]) -> str:
+    shown = ", ".join(str(n) for n in numbers[:8]) + (" …" if len(numbers) > 8 else "")
+    return f"layer{'s' if len(numbers) > 1 else ''} {shown}"
