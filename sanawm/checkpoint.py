@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import CheckpointError, MissingFile
-from .tensorfile import TensorFiles, list_some
+from .tensorfile import TensorFiles, list_some, short
 
 if TYPE_CHECKING:
     import torch
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 #: Prefixes that training wrappers put in front of every name; one of them is stripped with a line.
 WRAPPER_PREFIXES = ("module.", "model.diffusion_model.", "model.")
+
+#: Suffixes of files that torch wrote.
+PT_SUFFIXES = (".pt", ".pth")
 
 
 def load_weights(
@@ -47,8 +50,9 @@ def load_weights(
     """
     import torch
 
-    wanted = {k: tuple(v.shape) for k, v in module.state_dict(keep_vars=True).items()}
-    stored = _strip_prefix(list(source), wanted, note)
+    targets = module.state_dict(keep_vars=True)
+    wanted = {k: tuple(v.shape) for k, v in targets.items()}
+    stored = _strip_prefix(list(source), wanted, label, note)
     shapes = {
         name: source.infos[raw].shape
         if isinstance(source, TensorFiles)
@@ -60,11 +64,19 @@ def load_weights(
         raw = stored[name]
         tensor = source.read(raw) if isinstance(source, TensorFiles) else source[raw]
         target = torch.float32 if keep_float32(name) else dtype
-        if not tensor.is_floating_point():
-            target = tensor.dtype
+        if not targets[name].is_floating_point():
+            target = targets[name].dtype
+        elif not tensor.is_floating_point():
+            raise CheckpointError(
+                f"{label}: tensor {name} is stored as {tensor.dtype}, expected floating point",
+                fix="use weights that are not quantised",
+            )
         value = tensor.to(device=device, dtype=target, copy=True)
         if not torch.isfinite(value).all():
-            raise CheckpointError(f"{label}: tensor {name} holds NaN or infinity")
+            raise CheckpointError(
+                f"{label}: tensor {name} holds NaN or infinity as {target}",
+                fix="fetch the file again, or load it in another precision",
+            )
         _assign(module, name, value)
     if isinstance(source, TensorFiles):
         source.close()
@@ -84,10 +96,13 @@ def _assign(module: nn.Module, name: str, value: torch.Tensor) -> None:
 
 
 def _strip_prefix(
-    names: list[str], wanted: Mapping[str, object], note: Callable[[str], None]
+    names: list[str], wanted: Mapping[str, object], label: str, note: Callable[[str], None]
 ) -> dict[str, str]:
     """Map module names to stored names, removing one common wrapper prefix where it helps."""
     clean = {n.replace("_orig_mod.", ""): n for n in names}
+    twice = sorted(set(names) - set(clean.values()))
+    if twice:
+        raise CheckpointError(f"{label}: {list_some(twice)} stored with and without `_orig_mod.`")
     if any("_orig_mod." in n for n in names):
         note("stripped `_orig_mod.` from the checkpoint's names")
     if any(n in wanted for n in clean):
@@ -146,6 +161,12 @@ def read_pt(path: Path) -> Any:
 
     import torch
 
+    if path.suffix not in PT_SUFFIXES:
+        raise CheckpointError(
+            f"{path}: suffix {path.suffix or '(none)'} is not supported; "
+            f"expected {' or '.join(PT_SUFFIXES)}",
+            fix="give a torch file of plain tensors, or convert it to safetensors",
+        )
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except FileNotFoundError:
@@ -155,9 +176,12 @@ def read_pt(path: Path) -> Any:
             f"{path}: refused, it holds more than tensors ({_refused_type(str(e))})",
             fix="ask its author for a safetensors file, or for a .pt of plain tensors",
         ) from None
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as e:
+    except (
+        RuntimeError, EOFError, OSError, ValueError, TypeError, LookupError, AttributeError,
+        AssertionError,
+    ) as e:  # fmt: skip  # what torch's unpickler raises for damaged bytes
         raise CheckpointError(
-            f"{path}: not a readable .pt file ({str(e).splitlines()[0][:120]})",
+            f"{path}: not a readable .pt file ({short(e)})",
             fix="fetch the file again, or convert it to safetensors",
         ) from None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
+from numbers import Real
 
 from .errors import UsageError
 
@@ -20,7 +21,7 @@ def check_sigmas(sigmas: Sequence[float]) -> tuple[float, ...]:
     fix = f"use a list such as {', '.join(str(s) for s in RELEASED_SIGMAS)}"
     try:
         values = tuple(_real(s) for s in sigmas)
-    except (TypeError, ValueError):
+    except ValueError:
         raise UsageError(f"sigmas [{shown}]: every value must be a number", fix=fix) from None
     if len(values) < 2:
         raise UsageError(f"sigmas [{shown}]: at least one step and the final 0 are needed", fix=fix)
@@ -41,7 +42,7 @@ def check_steps(steps: Sequence[float]) -> tuple[int, ...]:
     fix = f"use a list such as {', '.join(str(s) for s in RELEASED_STEPS)}"
     try:
         reals = tuple(_real(s) for s in steps)
-    except (TypeError, ValueError):
+    except ValueError:
         raise UsageError(f"steps [{shown}]: every value must be a number", fix=fix) from None
     if not all(math.isfinite(v) and v == int(v) for v in reals):
         raise UsageError(f"steps [{shown}]: every value must be a whole number", fix=fix)
@@ -58,6 +59,10 @@ def check_steps(steps: Sequence[float]) -> tuple[int, ...]:
 
 
 def _real(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise TypeError(value)
-    return float(value)
+    """Return a number, or a text that reads as one, as a float; `ValueError` for anything else."""
+    if isinstance(value, bool) or not isinstance(value, Real | str):
+        raise ValueError(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(value) from None

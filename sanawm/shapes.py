@@ -18,6 +18,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -131,6 +132,12 @@ def check_window(window: Window) -> str | None:
             "expect flicker at block borders"
         )
     return None
+
+
+def check_fps(fps: float) -> None:
+    """Raise `UsageError` unless the frame rate is a positive number."""
+    if not 0 < fps < math.inf:
+        raise UsageError(f"frame rate {fps} is not a positive number", fix="use a rate such as 16")
 
 
 def snap_frames(frames: int, stride: int, upper: int | None = None) -> int:

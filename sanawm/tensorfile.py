@@ -54,22 +54,28 @@ def read_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
         header = json.loads(blob)
         if not isinstance(header, dict):
             raise ValueError("header is no object")
-        metadata = header.pop("__metadata__", {})
+        metadata = header.pop("__metadata__", None) or {}
+        if not isinstance(metadata, dict):
+            raise ValueError("__metadata__ is no object")
         infos: dict[str, TensorInfo] = {}
         spans: list[tuple[int, int]] = []
         for name, entry in header.items():
             start, stop = (int(x) for x in entry["data_offsets"])
             info = TensorInfo(path, str(entry["dtype"]), tuple(int(n) for n in entry["shape"]))
+            if min(info.shape, default=0) < 0:
+                raise ValueError(f"tensor {name} has shape {info.shape}")
             if start > stop or (info.dtype in DTYPE_BYTES and info.nbytes != stop - start):
                 raise ValueError(f"tensor {name} spans {stop - start} bytes, not {info.nbytes}")
             infos[name] = info
             spans.append((start, stop))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
+    except (
+        ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError,
+    ) as e:  # fmt: skip
         raise CheckpointError(
-            f"{path}: the safetensors header is damaged ({e})", fix="fetch the file again"
+            f"{path}: the safetensors header is damaged ({short(e)})", fix="fetch the file again"
         ) from None
     _check_extent(path, size, head, spans)
-    return infos, {str(k): str(v) for k, v in dict(metadata or {}).items()}
+    return infos, {str(k): str(v) for k, v in metadata.items()}
 
 
 def _read_header_bytes(path: Path) -> tuple[int, int, bytes]:
@@ -103,6 +109,8 @@ def _guess(first: bytes, size: int, length: int) -> str:
         return f"not a safetensors file: it is a PyTorch zip file ({size} bytes)"
     if first.startswith(b"\x80"):
         return f"not a safetensors file: it looks like a pickle ({size} bytes)"
+    if first[8:9] == b"{" and length > MAX_HEADER:
+        return f"not a valid safetensors file: it claims a header of {length} bytes"
     if first[8:9] == b"{":
         return f"cut short: the header needs {length} bytes, the file holds {size}"
     return f"not a safetensors file: header length {length} in a file of {size} bytes"
@@ -175,13 +183,19 @@ class TensorFiles:
         return iter(self.infos)
 
     def read(self, name: str) -> torch.Tensor:
-        """Return one tensor in its stored dtype on the CPU."""
-        info = self.infos[name]
-        if info.file not in self._open:
-            from safetensors import safe_open
+        """Return one tensor in its stored dtype on the CPU; `CheckpointError` if that fails."""
+        from safetensors import SafetensorError, safe_open
 
-            self._open[info.file] = safe_open(str(info.file), framework="pt")
-        tensor: torch.Tensor = self._open[info.file].get_tensor(name)
+        info = self.infos[name]
+        try:
+            if info.file not in self._open:
+                self._open[info.file] = safe_open(str(info.file), framework="pt")
+            tensor: torch.Tensor = self._open[info.file].get_tensor(name)
+        except (SafetensorError, OSError, ValueError) as e:
+            raise CheckpointError(
+                f"{info.file}: tensor {name} ({info.dtype}) cannot be read ({short(e)})",
+                fix="fetch the file again",
+            ) from None
         return tensor
 
     def close(self) -> None:
@@ -253,6 +267,11 @@ def _component_files(path: Path) -> list[Path]:
 
 def _index_of(folder: Path) -> Path | None:
     found = sorted(folder.glob("*.safetensors.index.json"))
+    if len(found) > 1:
+        raise CheckpointError(
+            f"{folder}: {len(found)} shard indexes: {list_some([f.name for f in found])}",
+            fix="keep the index of one precision",
+        )
     return found[0] if found else None
 
 
@@ -282,10 +301,16 @@ def read_json(path: Path) -> dict[str, Any]:
     except OSError as e:
         raise MissingFile(f"{path}: cannot be read ({e.strerror})") from None
     except (ValueError, RecursionError) as e:
-        raise CheckpointError(f"{path}: not valid JSON ({e})") from None
+        raise CheckpointError(f"{path}: not valid JSON ({short(e)})") from None
     if not isinstance(data, dict):
         raise CheckpointError(f"{path}: expected a JSON object, found {type(data).__name__}")
     return data
+
+
+def short(error: BaseException) -> str:
+    """Return the first line of an error's text, at most 120 characters."""
+    lines = str(error).splitlines()
+    return lines[0][:120] if lines else type(error).__name__
 
 
 def list_some(names: list[str], limit: int = 5) -> str:

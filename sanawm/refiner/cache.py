@@ -5,15 +5,15 @@ One preallocated buffer for keys and one for values holds all layers, head-major
 nothing is concatenated or cloned.
 
 * sink: keys kept before RoPE as well, and rotated into their place once a block, to the positions
-  right in front of the history;
+  right in front of the history; captured once, a block cannot start before they are placed;
 * history: keys after RoPE at their absolute positions, never rotated again;
 * active: what the running pass writes. `commit` turns it into history and drops the oldest frames
   beyond the window by one shift, keeping the order. (A rotated ring would change the order of
   summation in the softmax, and with it the bits.)
 
-A pass only writes the active slot, so a pass that failed leaves sink and history as they were and
-its block can be tried again. Source of the window rules: the public streaming refiners, checked
-against their outputs.
+After the sink pass a pass only writes the active slot, so one that failed leaves sink and history
+as they were and its block can be tried again. Source of the window rules: the public streaming
+refiners, checked against their outputs.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from sanawm.shapes import BlockSpan, Window
 
 CaptureMode = Literal["pre_rope", "post_rope"]
 CAPTURE_MODES: tuple[str, ...] = get_args(CaptureMode)
+RESUME_FIX = "resume with the model, precision, size and window of the saved run"
 
 
 class CapturedKV(NamedTuple):
@@ -63,11 +64,22 @@ class CachePass:
         """Store a layer's keys and values, rotating the keys on the way in.
 
         k, v: `(B, N, S, K)`, keys normalised but not rotated. Returns the keys and values to
-        attend to, `(B, N, P, K)`: sink, history and this block.
+        attend to, `(B, N, P, K)`: sink, history and this block. Raises `UsageError` for a layer or
+        a shape that the cache was not made for.
         """
         keys, values = self._cache._write(self, layer, k, v, rope, kind)
         self.written[layer] = True
         return keys, values
+
+    def check_complete(self) -> None:
+        """Raise `IncompletePass` naming the layers that have not written in this pass."""
+        if self.silent_layers:
+            mode = self.capture or "denoising"
+            raise IncompletePass(
+                f"captured K/V are incomplete: {_layers(self.silent_layers)} of "
+                f"{len(self.written)} did not write in the {mode} pass of {_name(self.span)}",
+                fix="every attention layer must call CachePass.write; run the pass again",
+            )
 
     @property
     def silent_layers(self) -> list[int]:
@@ -107,7 +119,9 @@ class RefinerCache:
         """Forget everything that was captured; the buffers stay."""
         self.history_frames = 0
         self.sink_ready = self.window.sink == 0
+        self._sink_placed = self.window.sink == 0
         self._pass: CachePass | None = None
+        self._collected: BlockSpan | None = None  # of the pass that was collected last
 
     @property
     def nbytes(self) -> int:
@@ -120,34 +134,32 @@ class RefinerCache:
         return self.window.sink + self.history_frames
 
     def place_sink(self, rope: RopeTable) -> None:
-        """Rotate the sink's keys to the positions of `rope` (once a block, all layers)."""
-        if not self.sink_ready:
-            raise MissingCapturedKV(
-                "missing captured K/V: the sink's keys (mode pre_rope) were not captured in "
-                f"layers 0..{self.layers - 1}",
-                fix="run the sink pass and commit('pre_rope') before the first block",
-            )
+        """Rotate the sink's keys to the positions of `rope` (once a block, all layers).
+
+        Raises `MissingCapturedKV` before the sink was captured.
+        """
+        self._check_sink("placing the sink")
         tokens = self.window.sink * self.tokens_per_frame
         if tokens:
             for layer in range(self.layers):
                 rotate_into(
                     self._keys[layer, :, :, :tokens], self._sink_keys[layer], rope, self.rope_kind
                 )
+        self._sink_placed = True
 
     def begin(self, span: BlockSpan, *, capture: str | None = None) -> CachePass:
         """Start a pass over `span`; a pass that was not committed is dropped.
 
         Raises `UnsupportedCaptureMode` for an unknown `capture`, `UsageError` when the block does
-        not fit the window.
+        not fit the window or the sink was not placed for it, `MissingCapturedKV` before the sink
+        was captured.
         """
         if capture is not None:
             check_capture_mode(capture)
-        limit = self.window.sink if capture == "pre_rope" else self.window.block
-        if not 1 <= span.frames <= limit:
-            raise UsageError(
-                f"a pass over {span.frames} latent frames does not fit: "
-                f"expected 1 to {limit} for capture mode {capture}"
-            )
+        if capture == "pre_rope":
+            self._check_sink_span(span)
+        else:
+            self._check_block_span(span)
         self._pass = CachePass(self, span, cast(CaptureMode | None, capture))
         return self._pass
 
@@ -162,13 +174,8 @@ class RefinerCache:
         current = self._pass
         if current is None or current.capture != mode:
             raise self._missing(mode, current)
-        if current.silent_layers:
-            raise IncompletePass(
-                f"captured K/V are incomplete: {_layers(current.silent_layers)} of {self.layers} "
-                f"did not write in the {mode} pass of block {current.span.number}",
-                fix="every attention layer must call CachePass.write; run the pass again",
-            )
-        self._pass = None
+        current.check_complete()
+        self._pass, self._collected = None, current.span
         start = 0 if mode == "pre_rope" else self.prefix_frames * self.tokens_per_frame
         stop = start + current.span.frames * self.tokens_per_frame
         keys = self._sink_keys if mode == "pre_rope" else self._keys[:, :, :, start:stop]
@@ -184,6 +191,7 @@ class RefinerCache:
         """
         span = self._pass.span if self._pass is not None else BlockSpan(0, 0, 0)
         self.collect(mode)
+        self._sink_placed = self.window.sink == 0  # the sink moves with the history
         if mode == "pre_rope":
             self.sink_ready = True
             return
@@ -205,20 +213,36 @@ class RefinerCache:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned into a cache of the same sizes."""
-        keys, values, sink_keys = state["keys"], state["values"], state["sink_keys"]
+        """Restore what `state_dict` returned into a cache of the same sizes.
+
+        Raises `UsageError`, with this cache unchanged, when the sizes, the dtype or the window of
+        the saved cache are others.
+        """
         frames = int(state["history_frames"])
+        if not 0 <= frames <= self.window.history_max:
+            raise UsageError(
+                f"saved cache has {frames} history frames, this window keeps at most "
+                f"{self.window.history_max}",
+                fix=RESUME_FIX,
+            )
         visible = (self.window.sink + frames) * self.tokens_per_frame
         expected = (*self._keys.shape[:3], visible, self._keys.shape[4])
-        if tuple(keys.shape) != expected or sink_keys.shape != self._sink_keys.shape:
-            raise UsageError(
-                f"saved cache has keys {tuple(keys.shape)}, expected {expected}",
-                fix="resume with the model, size and window of the saved run",
-            )
+        for name, shape in (
+            ("keys", expected),
+            ("values", expected),
+            ("sink_keys", tuple(self._sink_keys.shape)),
+        ):
+            saved = state[name]
+            if tuple(saved.shape) != shape or saved.dtype != self._keys.dtype:
+                raise UsageError(
+                    f"saved cache has {name} {tuple(saved.shape)} {saved.dtype}, "
+                    f"expected {shape} {self._keys.dtype}",
+                    fix=RESUME_FIX,
+                )
         self.reset()
-        self._keys[:, :, :, :visible] = keys
-        self._values[:, :, :, :visible] = values
-        self._sink_keys.copy_(sink_keys)
+        self._keys[:, :, :, :visible] = state["keys"]
+        self._values[:, :, :, :visible] = state["values"]
+        self._sink_keys.copy_(state["sink_keys"])
         self.history_frames = frames
         self.sink_ready = bool(state["sink_ready"])
 
@@ -233,13 +257,14 @@ class RefinerCache:
     ) -> tuple[Tensor, Tensor]:
         if current is not self._pass:
             raise MissingCapturedKV(
-                f"layer {layer} wrote into a pass of block {current.span.number} that has ended",
+                f"layer {layer} wrote into a pass over {_name(current.span)} that has ended",
                 fix="begin a new pass for every forward",
             )
+        self._check_sizes(current.span, layer, k, v)
         keys, values = self._keys[layer], self._values[layer]
         if current.capture == "pre_rope":
             self._sink_keys[layer].copy_(k)
-            values[:, :, : v.shape[2]].copy_(v)
+            values[:, :, : v.shape[2]].copy_(v)  # a sink is captured once, over an empty history
             return apply_rope(k, rope, kind), v
         start = self.prefix_frames * self.tokens_per_frame
         stop = start + current.span.frames * self.tokens_per_frame
@@ -261,17 +286,66 @@ class RefinerCache:
             for buffer in (self._keys, self._values):
                 buffer[:, :, :, to : to + count * n] = buffer[:, :, :, source : source + count * n]
 
-    def _missing(self, mode: str, current: CachePass | None) -> MissingCapturedKV:
-        layers = f"layers 0..{self.layers - 1}"
-        if current is None:
-            found = "no pass has captured since the last collect"
-        else:
-            found = (
-                f"the last pass, of block {current.span.number}, ran "
-                f"{'without capture' if current.capture is None else f'in mode {current.capture}'}"
+    def _check_sink(self, doing: str) -> None:
+        if not self.sink_ready:
+            raise MissingCapturedKV(
+                f"missing captured K/V in mode pre_rope of layers 0..{self.layers - 1}: "
+                f"{doing} before block 0 needs the {self.window.sink} sink frames, "
+                "which were not captured",
+                fix="run the sink pass and commit('pre_rope') before the first block",
             )
+
+    def _check_sink_span(self, span: BlockSpan) -> None:
+        if span.frames != self.window.sink or self.window.sink == 0:
+            raise UsageError(
+                f"a pass over {span.frames} sink frames does not fit: "
+                f"the window has a sink of {self.window.sink}"
+            )
+        if self.sink_ready:
+            raise UsageError(
+                "the sink was captured already and cannot be replaced",
+                fix="call reset() first, or use a new cache for a new clip",
+            )
+
+    def _check_block_span(self, span: BlockSpan) -> None:
+        if not 1 <= span.frames <= self.window.block:
+            raise UsageError(
+                f"a pass over {span.frames} latent frames does not fit: "
+                f"expected 1 to {self.window.block}"
+            )
+        self._check_sink(f"a pass over {_name(span)}")
+        if not self._sink_placed:
+            raise UsageError(
+                f"the sink's keys have no place for {_name(span)}: their positions follow the "
+                "history, which has moved",
+                fix="call place_sink with the table of this block's sink positions first",
+            )
+
+    def _check_sizes(self, span: BlockSpan, layer: int, k: Tensor, v: Tensor) -> None:
+        if not 0 <= layer < self.layers:
+            raise UsageError(
+                f"layer {layer} wrote into a cache of {self.layers} layers",
+                fix="make the cache with the model's number of layers",
+            )
+        _, B, N, _, K = self._keys.shape
+        expected = (B, N, span.frames * self.tokens_per_frame, K)
+        for name, found in (("keys", k.shape), ("values", v.shape)):
+            if tuple(found) != expected:
+                raise UsageError(
+                    f"layer {layer} wrote {name} {tuple(found)} for {_name(span)}, "
+                    f"expected (B, N, S, K) = {expected}"
+                )
+
+    def _missing(self, mode: str, current: CachePass | None) -> MissingCapturedKV:
+        if current is not None:
+            kind = "without capture" if current.capture is None else f"in mode {current.capture}"
+            found = f"the last pass, over {_name(current.span)}, ran {kind}"
+        elif self._collected is not None:
+            found = f"no pass has run since {_name(self._collected)} was collected"
+        else:
+            found = "no pass has run yet, neither over the sink nor over block 0"
         return MissingCapturedKV(
-            f"missing captured K/V in mode {mode} of {layers}: {found}",
+            f"missing captured K/V in mode {mode} of layers 0..{self.layers - 1}: {found}",
             fix=f"run a pass begun with capture={mode!r}, then collect it once",
         )
 
@@ -287,3 +361,7 @@ def check_capture_mode(mode: str) -> None:
 def _layers(numbers: list[int]) -> str:
     shown = ", ".join(str(n) for n in numbers[:8]) + (" …" if len(numbers) > 8 else "")
     return f"layer{'s' if len(numbers) > 1 else ''} {shown}"
+
+
+def _name(span: BlockSpan) -> str:
+    return "the sink" if span.number < 0 else f"block {span.number}"

@@ -18,6 +18,8 @@ REQUIRED: dict[str, object] = {
     "cross_attn_mod": False,
     "use_prompt_embeddings": True,
 }
+#: Keys that may hold a fraction though their default is whole.
+FLOAT_KEYS = ("pos_embed_max_pos", "base_height", "base_width", "timestep_scale_multiplier")
 LTX23_KEYS = ("cross_attn_mod", "use_prompt_embeddings")
 CLASS_NAMES = ("LTX2VideoTransformer3DModel", "SanaWMLTX2RefinerTransformer3DModel")
 
@@ -75,18 +77,14 @@ class RefinerConfig:
     def from_dict(cls, data: dict[str, Any], *, where: str) -> RefinerConfig:
         """Build from the keys of a config file; `where` names it in errors."""
         _check_required(data, where)
-        known = {f.name: data[f.name] for f in fields(cls) if data.get(f.name) is not None}
+        known = {
+            f.name: _typed(f.name, f.default, data[f.name], where)
+            for f in fields(cls)
+            if data.get(f.name) is not None
+        }
         known.setdefault("out_channels", known.get("in_channels", cls.in_channels))
-        try:
-            if "vae_scale_factors" in known:
-                time, height, width = (int(v) for v in known["vae_scale_factors"])
-                known["vae_scale_factors"] = (time, height, width)
-            config = cls(**known)
-            config._check(where)
-        except (TypeError, ValueError) as e:
-            if isinstance(e, CheckpointError):
-                raise
-            raise CheckpointError(f"{where}: a value has the wrong type ({e})") from None
+        config = cls(**known)
+        config._check(where)
         return config
 
     def _check(self, where: str) -> None:
@@ -104,11 +102,38 @@ class RefinerConfig:
                 f"{where}: out_channels {self.out_channels} differ from "
                 f"in_channels {self.in_channels}; a refiner returns what it takes"
             )
-        if self.attention_head_dim % 2 or min(self.num_layers, self.num_attention_heads) < 1:
+        if self.attention_head_dim % 2:
             raise CheckpointError(
-                f"{where}: attention_head_dim must be even, layers and heads at least 1; found "
-                f"{self.attention_head_dim}, {self.num_layers}, {self.num_attention_heads}"
+                f"{where}: attention_head_dim is {self.attention_head_dim}; RoPE needs an even one"
             )
+
+
+def _typed(name: str, default: object, found: Any, where: str) -> Any:
+    """Return `found` with the type of the class default; numbers must be positive and finite.
+
+    `causal_offset` may also be 0. JSON writes whole floats as integers, so those are accepted.
+    """
+    lowest = 0 if name == "causal_offset" else 1
+    if isinstance(default, bool):
+        good, kind = isinstance(found, bool), "true or false"
+    elif isinstance(default, str):
+        good, kind = isinstance(found, str), "a text"
+    elif isinstance(default, tuple):
+        kind = f"{len(default)} whole numbers from 1"
+        good = isinstance(found, list | tuple) and len(found) == len(default)
+        good = good and all(_is_number(v) and v == int(v) and v >= 1 for v in found)
+        found = tuple(int(v) for v in found) if good else found
+    elif isinstance(default, int) and name not in FLOAT_KEYS:
+        good, kind = type(found) is int and found >= lowest, f"a whole number from {lowest}"
+    else:
+        good, kind = _is_number(found) and found > 0, "a positive number"
+    if not good:
+        raise CheckpointError(f"{where}: {name} is {found!r}; expected {kind}")
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and -1e30 < value < 1e30  # no bool, no NaN
 
 
 def _check_required(data: dict[str, Any], where: str) -> None:

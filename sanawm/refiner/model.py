@@ -311,6 +311,11 @@ class RefinerModel(nn.Module):
                 f"prompt embeddings have shape {tuple(prompt_embeds.shape)}; "
                 f"this refiner expects (B, L, {E})"
             )
+        if mask is not None and mask.shape != prompt_embeds.shape[:2]:
+            raise UsageError(
+                f"the text mask has shape {tuple(mask.shape)}; "
+                f"expected {tuple(prompt_embeds.shape[:2])} as the prompt embeddings have"
+            )
         y = self.caption_projection(prompt_embeds.to(self.device, self.dtype))  # (B, L, D)
         # Head-major and contiguous, because every pass of every block reads them.
         pairs = [tuple(t.contiguous() for t in b.text_key_value(y)) for b in self._blocks()]
@@ -339,6 +344,7 @@ class RefinerModel(nn.Module):
         context_tokens: int = 0,
     ) -> Tensor:
         """Return the velocity `(B, S, C)` of `tokens` `(B, S, C)`."""
+        self._check_cache(cache)
         x = self.proj_in(tokens)  # (B, S, D)
         for block in self._blocks():
             x = block(x, text, modulation, rope, cache=cache, context_tokens=context_tokens)
@@ -355,11 +361,19 @@ class RefinerModel(nn.Module):
         cache: CachePass,
     ) -> None:
         """Run a pass only for its keys and values: it ends at the last layer's K/V, no head."""
+        self._check_cache(cache)
         x = self.proj_in(tokens)
         *blocks, last = self._blocks()
         for block in blocks:
             x = block(x, text, modulation, rope, cache=cache)
         last.capture(x, modulation, rope, cache)
+
+    def _check_cache(self, cache: CachePass | None) -> None:
+        if cache is not None and len(cache.written) != self.config.num_layers:
+            raise UsageError(
+                f"the cache has {len(cache.written)} layers, this refiner {self.config.num_layers}",
+                fix="make the cache with the model's number of layers",
+            )
 
     def _blocks(self) -> list[RefinerBlock]:
         return cast(list[RefinerBlock], list(self.transformer_blocks))

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from sanawm.errors import InputError
+from sanawm.errors import InputError, UsageError
 from sanawm.shapes import BlockSpan
 
 
@@ -48,7 +48,12 @@ class SeededNoise:
         return {"generator": self._generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Set the generator's state."""
+        """Set the generator's state; raise `UsageError` when `state` is of another source."""
+        if "generator" not in state:
+            raise UsageError(
+                "the saved noise position is not of a seeded generator",
+                fix="resume with the noise source of the saved run",
+            )
         self._generator.set_state(state["generator"])
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sanawm.errors import NumericsError, UsageError
-from sanawm.shapes import BlockSpan, LatentShape
+from sanawm.shapes import BlockSpan, LatentShape, check_fps
 
 from .model import Modulation, RefinerModel, TextContext
 from .noise import Noise
@@ -43,9 +43,18 @@ def refine_single_shot(
 ) -> Tensor:
     """Return the refined clip `(B, C, T, H, W)`; its first `sink` frames equal the input's.
 
-    latents: clean clip `(B, C, T, H, W)`, T > sink. Noise is drawn once, for frames sink..T-1.
+    latents: clean clip `(B, C, T, H, W)`, T > sink >= 0. Noise is drawn once, for frames
+    sink..T-1. Raises `UsageError` for another shape, sink, sigma list or frame rate.
     """
+    if latents.ndim != 5 or latents.shape[1] != model.config.in_channels:
+        raise UsageError(
+            f"latents have shape {tuple(latents.shape)}; "
+            f"this refiner expects (B, {model.config.in_channels}, T, H, W)"
+        )
+    check_fps(fps)
     shape = LatentShape(*latents.shape)
+    if sink < 0:
+        raise UsageError(f"sink size {sink} is negative", fix="use --sink-size 0 or more")
     if shape.frames <= sink:
         raise UsageError(
             f"a clip of {shape.frames} latent frames has nothing to refine after a sink of {sink}",

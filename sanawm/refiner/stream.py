@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sanawm.errors import BlockOrderError, NumericsError, UsageError
 from sanawm.ops.rope import RopeKind
-from sanawm.shapes import BlockSpan, LatentShape, Window, check_window
+from sanawm.shapes import BlockSpan, LatentShape, Window, check_fps, check_window
 
 from .cache import RefinerCache
 from .model import Modulation, RefinerModel, TextContext
@@ -53,7 +53,8 @@ class RefinerStream:
     """Refine one clip block by block: one prompt, one latent size, one frame rate.
 
     `shape.frames` is the clip's length T including the sink; with `open_ended` T is not known yet
-    and every block is captured. Raises `UsageError` for an impossible window or T <= sink.
+    and every block is captured. Raises `UsageError` for an impossible window, sigma list or frame
+    rate, and for T <= sink.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class RefinerStream:
         open_ended: bool = False,
     ) -> None:
         check_window(window)
+        check_fps(fps)
         if shape.channels != model.config.in_channels:
             raise UsageError(
                 f"latents have {shape.channels} channels, the refiner expects "
@@ -116,6 +118,8 @@ class RefinerStream:
     def start(self, sink: Tensor | None) -> None:
         """Capture the sink frames `(B, C, sink, H, W)`: depends on prompt and image only."""
         count = self.window.sink
+        if count == 0:
+            raise BlockOrderError("this stream has no sink: refine its first block at once")
         if self._started:
             raise BlockOrderError("the stream has started already; its sink cannot be replaced")
         found = 0 if sink is None else sink.shape[2]
@@ -125,6 +129,7 @@ class RefinerStream:
                 fix=f"pass latents[:, :, :{count}] to start() before the first block",
             )
         self._check_size(sink, "sink")
+        _check_finite(sink, f"the {count} sink frames hold NaN or infinity")
         span = BlockSpan(-1, 0, count)
         rope = self._rope.build(range(count))
         running = self.cache.begin(span, capture="pre_rope")
@@ -173,9 +178,17 @@ class RefinerStream:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from what `state_dict` returned, in a stream of the same settings."""
-        self.cache.load_state_dict(state["cache"])
+        """Continue from what `state_dict` returned, in a stream of the same settings.
+
+        Raises `UsageError`, with this stream unchanged, when window, sizes or noise are others.
+        """
+        noise_before = self.noise.state_dict()
         self.noise.load_state_dict(state["noise"])
+        try:
+            self.cache.load_state_dict(state["cache"])
+        except BaseException:
+            self.noise.load_state_dict(noise_before)
+            raise
         self._position = int(state["position"])
         self._started = bool(state["started"])
         self._ended = bool(state["ended"])
@@ -195,21 +208,21 @@ class RefinerStream:
         for number, step in enumerate(self.schedule.steps):
             running = self.cache.begin(span)
             velocity = self.model(x, self.text, self._modulation(step.sigma), rope, cache=running)
+            running.check_complete()
             x0 = predict_clean(x, velocity, sigma=step.sigma)
             x = euler_update(x, x0, step)
             if observe is not None:
                 observe(number, x0, x)
-        if not bool(torch.isfinite(x).all()):
-            raise NumericsError(
-                f"refiner: block {span.number} (latent frames {span.start}..{span.stop - 1}) came "
-                "out with NaN or infinity",
-                fix="check the clean latents and the weights, or use --precision fp32",
-            )
+        frames = f"latent frames {span.start}..{span.stop - 1}"
+        _check_finite(x, f"block {span.number} ({frames}) came out with NaN or infinity")
+        latents = from_tokens(
+            x, frames=span.frames, height=self.shape.height, width=self.shape.width
+        )
         if not self._is_last(span):
             running = self.cache.begin(span, capture="post_rope")
             self.model.capture(x, self.text, self._modulation(0.0), rope, running)
             self.cache.commit("post_rope")
-        return from_tokens(x, frames=span.frames, height=self.shape.height, width=self.shape.width)
+        return latents
 
     def _is_last(self, span: BlockSpan) -> bool:
         return not self.open_ended and span.stop >= self.shape.frames
@@ -269,3 +282,11 @@ class RefinerStream:
                 f"the {what} has shape {tuple(latents.shape)}; "
                 f"expected (B, C, f, H, W) with B {B}, C {C}, H {H}, W {W} as the stream was built"
             )
+
+
+def _check_finite(latents: Tensor, what: str) -> None:
+    if not bool(torch.isfinite(latents).all()):
+        raise NumericsError(
+            f"refiner: {what}",
+            fix="check the clean latents and the weights, or use --precision fp32",
+        )

@@ -1,0 +1,187 @@
+"""The `sanawm` command: global options, commands, and errors to exit codes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sanawm import __version__
+from sanawm.errors import SanawmError
+
+from . import params
+from .console import NORMAL, QUIET, VERBOSE, Console
+
+LOG_FORMATS = ("auto", "rich", "plain", "json")
+
+app = typer.Typer(
+    name="sanawm",
+    help="Streaming refiner for SANA-WM: clean latents, a prompt and a camera path become an MP4, "
+    "chunk by chunk.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+_console: Console | None = None
+_debug = False
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(f"sanawm {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+    verbose: Annotated[
+        int, typer.Option("--verbose", "-v", count=True, help="Say more; repeatable.")
+    ] = 0,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings and errors.")] = False,
+    log_format: Annotated[
+        str, typer.Option(help="auto, rich, plain or json.", envvar="SANAWM_LOG_FORMAT")
+    ] = "auto",
+    log_file: Annotated[
+        Path | None, typer.Option(help="Append JSON lines here.", envvar="SANAWM_LOG_FILE")
+    ] = None,
+    debug: Annotated[bool, typer.Option("--debug", help="Tracebacks of expected errors.")] = False,
+) -> None:
+    """Read the global options."""
+    global _console, _debug
+    if log_format not in LOG_FORMATS:
+        raise typer.BadParameter(f"{log_format!r} is not one of {', '.join(LOG_FORMATS)}")
+    verbosity = QUIET if quiet else VERBOSE + verbose - 1 if verbose else NORMAL
+    _console = Console(log_format=log_format, log_file=log_file, verbosity=verbosity)
+    _debug = debug
+
+
+def console() -> Console:
+    """Return the console of this process."""
+    global _console
+    if _console is None:
+        _console = Console(log_format="auto", log_file=None, verbosity=NORMAL)
+    return _console
+
+
+@app.command(no_args_is_help=False)
+@params.with_flags(params.REFINE, (params.CONFIG, params.SET, params.DRY_RUN))
+def refine(**values: Any) -> None:
+    """Refine clean latents into an MP4, block by block: the main job."""
+    from .refine import run
+
+    run(values, console())
+
+
+@app.command()
+@params.with_flags(
+    params.DECODE,
+    (params.argument("latents", "LATENTS", "Latents file."), params.CONFIG, params.SET),
+)
+def decode(**values: Any) -> None:
+    """Decode latents into a video through the causal VAE."""
+    from .decode import run
+
+    run(values, console())
+
+
+@app.command()
+@params.with_flags(
+    params.ENCODE,
+    (params.argument("source", "IN", "Image or video."), params.CONFIG, params.SET),
+)
+def encode(**values: Any) -> None:
+    """Encode an image or a video into latents."""
+    from .encode import run
+
+    run(values, console())
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line and exit with its code."""
+    arguments = _hyphens(sys.argv[1:] if argv is None else argv)
+    code = 70
+    try:
+        code = _guarded(arguments)
+    finally:
+        if _console is not None:
+            _console.close()
+    sys.stdout.flush()
+    sys.exit(code)
+
+
+def _guarded(arguments: list[str]) -> int:
+    from typer import exceptions
+
+    try:
+        result = app(arguments, prog_name="sanawm", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except SanawmError as e:
+        if _debug:
+            raise
+        console().error(e)
+        return e.exit_code
+    except exceptions.Exit as e:
+        return e.exit_code
+    except exceptions.TyperException as e:
+        return _usage(e)
+    except (KeyboardInterrupt, exceptions.Abort):
+        print("interrupted", file=sys.stderr)
+        return 130
+    except Exception as e:
+        if _debug:
+            raise
+        return _unexpected(e)
+
+
+def _usage(error: Any) -> int:
+    """Show a usage error in two lines."""
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "sanawm"
+    message = error.format_message() if hasattr(error, "format_message") else str(error)
+    if message:
+        print(f"error: {message}\n  fix: see `{path} --help`", file=sys.stderr)
+    return 2
+
+
+def _unexpected(error: Exception) -> int:
+    """Report a machine limit, or a bug in one line with the traceback in a file."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        print("error: out of memory\n  fix: use a smaller size, window or precision",
+              file=sys.stderr)  # fmt: skip
+        return 4
+    import tempfile
+    import traceback
+
+    with tempfile.NamedTemporaryFile(
+        "w", prefix="sanawm-crash-", suffix=".log", delete=False, encoding="utf-8"
+    ) as f:
+        traceback.print_exception(error, file=f)
+    print(
+        f"error: unexpected {type(error).__name__}: {error}; this is a bug, traceback in {f.name}",
+        file=sys.stderr,
+    )
+    return 70
+
+
+def _hyphens(arguments: list[str]) -> list[str]:
+    """Accept the underscore spelling of long flags: `--num_frames` is `--num-frames`."""
+    out = []
+    for i, argument in enumerate(arguments):
+        if argument == "--":
+            return out + arguments[i:]
+        name, equals, value = argument.partition("=")
+        if name.startswith("--"):
+            argument = name.replace("_", "-") + equals + value
+        out.append(argument)
+    return out
+
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

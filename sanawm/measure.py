@@ -1,0 +1,101 @@
+"""Timers and memory. Works without CUDA; imports torch only when asked about a device."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+def resident_bytes() -> int:
+    """Return the memory this process holds now, bytes (0 where the system does not say)."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as f:  # noqa: PTH123
+            return int(f.read().split()[1]) * resource.getpagesize()
+    except OSError:
+        return 0
+
+
+def peak_resident_bytes() -> int:
+    """Return the most memory this process has ever held, bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def device_bytes(device: torch.device) -> int:
+    """Return the memory in use where the model runs: the card's, or the process's on a CPU."""
+    if device.type == "cuda":
+        import torch
+
+        return torch.cuda.memory_allocated(device)
+    return resident_bytes()
+
+
+def peak_device_bytes(device: torch.device) -> int:
+    """Return the most memory ever in use where the model runs."""
+    if device.type == "cuda":
+        import torch
+
+        return torch.cuda.max_memory_allocated(device)
+    return peak_resident_bytes()
+
+
+@dataclass(frozen=True)
+class Span:
+    """One stretch of work: `stage` on chunk `chunk`, seconds since the run began."""
+
+    stage: str
+    chunk: int
+    start: float
+    stop: float
+
+    @property
+    def seconds(self) -> float:
+        """Length of the stretch."""
+        return self.stop - self.start
+
+
+@dataclass
+class Timeline:
+    """When every stage worked on every chunk."""
+
+    zero: float = field(default_factory=time.monotonic)
+    spans: list[Span] = field(default_factory=list)
+
+    def now(self) -> float:
+        """Return seconds since the run began."""
+        return time.monotonic() - self.zero
+
+    @contextmanager
+    def measure(self, stage: str, chunk: int) -> Iterator[None]:
+        """Record the enclosed work."""
+        start = self.now()
+        yield
+        self.add(stage, chunk, start, self.now())
+
+    def add(self, stage: str, chunk: int, start: float, stop: float) -> None:
+        """Record work measured elsewhere (in another thread, say)."""
+        self.spans.append(Span(stage, chunk, start, stop))
+
+    def seconds(self, stage: str) -> float:
+        """Return the total time of a stage."""
+        return sum(s.seconds for s in self.spans if s.stage == stage)
+
+    def rows(self) -> list[dict[str, object]]:
+        """Return the spans for a report, in order of their start."""
+        return [
+            {
+                "stage": s.stage,
+                "chunk": s.chunk,
+                "start": round(s.start, 4),
+                "stop": round(s.stop, 4),
+            }
+            for s in sorted(self.spans, key=lambda s: (s.start, s.stop))
+        ]
