@@ -1,0 +1,101 @@
+"""Prompt to token ids, through the tokenizer files of the released text encoder.
+
+Left padding serves the refiner's Gemma-3, right padding the stage-1 encoder.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sanawm.errors import CheckpointError, MissingFile
+from sanawm.notes import Notes
+from sanawm.tensorfile import read_json
+
+from .library import cannot, import_transformers
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+#: Files that decide how text becomes ids; those present are part of the store's key.
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+)
+
+
+class Tokens(NamedTuple):
+    """Ids of one prompt and their 0/1 mask, each `(1, L)` int64."""
+
+    ids: Tensor
+    mask: Tensor
+
+
+def tokenizer_folder(text_encoder: Path) -> Path:
+    """Return where the tokenizer files are: in `text_encoder`, or in `tokenizer/` beside it."""
+    for folder in (text_encoder, text_encoder.parent / "tokenizer"):
+        if any((folder / name).is_file() for name in TOKENIZER_FILES[:2]):
+            return folder
+    raise MissingFile(
+        f"{text_encoder}: no tokenizer.json or tokenizer.model",
+        fix="fetch the tokenizer files of the text encoder too",
+    )
+
+
+def load_tokenizer(text_encoder: Path) -> PreTrainedTokenizerBase:
+    """Return the tokenizer that belongs to the folder `text_encoder`. Never uses the network.
+
+    Raises `MissingFile`, `CheckpointError` (damaged), or `MachineError` when transformers cannot
+    read it.
+    """
+    folder = tokenizer_folder(text_encoder)
+    transformers = import_transformers()
+    try:
+        return transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    except Exception as e:  # the Rust tokenizers raise plain `Exception` for a broken file
+        if (folder / "tokenizer.json").is_file():
+            read_json(folder / "tokenizer.json")
+        raise cannot(f"read the tokenizer in {folder}", e) from None
+
+
+def tokenize(
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: str,
+    *,
+    max_length: int,
+    side: Literal["left", "right"] = "left",
+    notes: Notes,
+) -> Tokens:
+    """Return the ids of `prompt` with special tokens, padded on `side` to `max_length`.
+
+    A longer prompt loses its end, with a line in `notes`. Padding uses the tokenizer's pad token,
+    else its end-of-sequence token. Raises `CheckpointError` when it has neither.
+    """
+    pad = tokenizer.pad_token_id
+    if pad is None:
+        pad = tokenizer.eos_token_id
+    if pad is None:
+        raise CheckpointError("the tokenizer has neither a pad nor an end-of-sequence token")
+    tokenizer.truncation_side = "right"
+    whole = tokenizer(prompt, truncation=False, padding=False, verbose=False)["input_ids"]
+    ids = list(whole)
+    if len(whole) > max_length:
+        notes.change(
+            f"the prompt has {len(whole)} tokens, the text encoder takes {max_length}: "
+            f"the last {len(whole) - max_length} were cut off"
+        )
+        ids = list(
+            tokenizer(prompt, truncation=True, max_length=max_length, padding=False)["input_ids"]
+        )
+    if tokenizer.bos_token_id is not None and ids[:1] != [tokenizer.bos_token_id]:
+        notes.warn("the tokenizer puts no begin-of-sequence token in front of the prompt")
+    padding = [pad] * (max_length - len(ids))
+    ones, zeros = [1] * len(ids), [0] * len(padding)
+    row, mask = (padding + ids, zeros + ones) if side == "left" else (ids + padding, ones + zeros)
+    return Tokens(torch.tensor([row]), torch.tensor([mask]))

@@ -1,0 +1,3 @@
+"""The tiny Gemma-3 recipe lives with the maker of the preset."""
+
+from configs.tiny.make.tiny_gemma import *  # noqa: F403
