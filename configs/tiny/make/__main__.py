@@ -137,7 +137,7 @@ def make_inputs(folder: Path) -> None:
     save_file(
         {"latents": latents.to(torch.float16)},
         folder / "latents.safetensors",
-        metadata={"fps": "16", "source": "smooth random fields, seed 4"},
+        metadata={"fps": "16"},  # one key: their order in the file is not fixed
     )
     poses = np.tile(np.eye(4, dtype=np.float32), (4 * (LATENT_FRAMES - 1) + 1, 1, 1))
     poses[:, 2, 3] = 0.025 * np.arange(len(poses), dtype=np.float32)
