@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any, Protocol, TextIO
@@ -40,6 +41,7 @@ class Console:
         self._started = time.monotonic()
         self._log = _open_log(log_file)
         self._face = _face(self.log_format, verbosity)
+        self._lock = threading.Lock()
         self.notes = Notes(listener=self._note)
 
     @property
@@ -49,6 +51,10 @@ class Console:
 
     def __call__(self, event: Event) -> None:
         """Show an event and log it."""
+        with self._lock:  # the writer's thread reports chunks
+            self._show(event)
+
+    def _show(self, event: Event) -> None:
         if self._log is not None:
             self._log.write(self._line(event) + "\n")
             self._log.flush()

@@ -1,0 +1,67 @@
+"""`sanawm refine`: clean latents, a prompt and a camera become an MP4."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .console import Console
+from .params import REFINE
+from .session import cache_folder, settings_of, stop_on_signals
+
+
+def run(values: dict[str, Any], console: Console) -> None:
+    """Plan the run, then do it, or print the plan with `--dry-run`."""
+    settings = settings_of(values, REFINE, console)
+    from sanawm.plan import make_plan
+
+    dry = bool(values["dry_run"])
+    plan = make_plan(settings, notes=console.notes, download=not dry)
+    if dry:
+        _dry_run(plan, console)
+        return
+    from sanawm.job import RefineJob
+
+    with stop_on_signals() as stop:
+        result = RefineJob(
+            plan, notes=console.notes, listener=console, cache=cache_folder(), stop=stop
+        ).run()
+    console.close()
+    console.result(
+        str(result.output),
+        {
+            "schema": 1,
+            "status": "done",
+            "output": str(result.output),
+            "report": None if result.report is None else str(result.report),
+            "frames_written": result.frames_written,
+            "seconds": round(result.seconds, 3),
+        },
+    )
+
+
+def _dry_run(plan: Any, console: Console) -> None:
+    from sanawm.components import choose_device, choose_dtype
+    from sanawm.describe import dry_run_lines
+    from sanawm.estimate import estimate_memory
+    from sanawm.report import describe_weights
+
+    runtime = plan.settings.settings.runtime
+    device = choose_device(runtime.device)
+    dtype = choose_dtype(runtime.precision, device)
+    estimate = estimate_memory(plan, device=device, dtype=dtype)
+    lines = dry_run_lines(plan, device=device, dtype=dtype, estimate=estimate)
+    weights = describe_weights(plan.components)
+    for row in weights:
+        lines.append(f"hash   {row['component']}: {row['header_sha256']}")
+    data = {
+        "schema": 1,
+        "status": "dry-run",
+        "output": str(plan.outputs.main),
+        "frames": {"decoded": plan.frames.decoded, "written": plan.frames.written},
+        "blocks": len(plan.blocks),
+        "memory": estimate.rows(),
+        "prompt_sha256": plan.prompt.sha256,
+        "weights": weights,
+        "settings": plan.settings.table(),
+    }
+    console.result("\n".join(lines), data)

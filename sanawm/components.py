@@ -1,0 +1,119 @@
+"""Where the components of a run lie, and their architectures, before any weight is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .config import Resolved
+from .errors import CheckpointError, MachineError, UsageError
+from .locations import HF, local_path
+from .refiner.config import RefinerConfig
+from .shapes import VAERatios
+from .vae.config import VAEConfig
+
+if TYPE_CHECKING:
+    import torch
+
+PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
+@dataclass(frozen=True)
+class Component:
+    """One component: its location as configured, and its path here (None: not fetched yet)."""
+
+    name: str
+    location: str
+    path: Path | None
+
+    @property
+    def local(self) -> Path:
+        """Path on this disk; the component must have been found with `download`."""
+        assert self.path is not None, self.name
+        return self.path
+
+
+def find_component(settings: Resolved, name: str, *, why: str, download: bool) -> Component:
+    """Return the component that `model.<name>` names, fetching it with `download`.
+
+    Raises `UsageError` when it is not configured (`why` says what needs it) and `MissingFile`
+    when it is not there.
+    """
+    location = settings.get(f"model.{name}")
+    if not location:
+        raise UsageError(
+            f"no location for the {name}: {why} needs it",
+            fix=f"choose a preset with -c, or --set model.{name}=FOLDER",
+        )
+    return Component(name, location, local_path(location, what=name, download=download))
+
+
+def refiner_config(component: Component) -> RefinerConfig:
+    """Return the refiner's architecture; the released one when it is not on this disk."""
+    if component.path is None:
+        return RefinerConfig.released()
+    from .refiner.weights import transformer_folder
+
+    return RefinerConfig.from_json(transformer_folder(component.path) / "config.json")
+
+
+def vae_config(component: Component) -> VAEConfig:
+    """Return the VAE's architecture; the released one when it is not on this disk."""
+    if component.path is None:
+        return VAEConfig.released()
+    return VAEConfig.from_json(component.path / "config.json")
+
+
+def check_pair(refiner: RefinerConfig, vae: VAEConfig, *, where: str) -> None:
+    """Raise `CheckpointError` when refiner and VAE do not share a latent space."""
+    time, height, width = refiner.vae_scale_factors
+    if VAERatios(time, height) != vae.ratios or height != width:
+        raise CheckpointError(
+            f"{where}: the refiner was made for a VAE with ratios {time} (time) and "
+            f"{height}x{width} (space), this VAE has {vae.ratios.time} and {vae.ratios.space}",
+            fix="use refiner and VAE of one release",
+        )
+    if refiner.in_channels != vae.latent_channels:
+        raise CheckpointError(
+            f"{where}: the refiner takes {refiner.in_channels} latent channels, the VAE has "
+            f"{vae.latent_channels}",
+            fix="use refiner and VAE of one release",
+        )
+
+
+def is_remote(component: Component) -> bool:
+    """Tell whether a component would have to be fetched."""
+    return component.path is None and component.location.startswith(HF)
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device for `auto`, `cpu`, `cuda` or `cuda:N`.
+
+    Raises `UsageError` for another name, `MachineError` when there is no such device here.
+    """
+    import torch
+
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kind, _, number = name.partition(":")
+    if kind not in ("cpu", "cuda") or (number and not number.isdecimal()):
+        raise UsageError(f"device {name!r} is unknown; expected auto, cpu, cuda or cuda:N")
+    if kind == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if int(number or 0) >= count:
+            raise MachineError(
+                f"device {name}: this machine has {count} CUDA devices"
+                + ("" if torch.version.cuda else " (this torch is a CPU build)"),
+                fix="use --device cpu, or install a CUDA build of torch",
+            )
+    return torch.device(name)
+
+
+def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
+    """Return the model dtype: `auto` is float32 on a CPU and bfloat16 on CUDA."""
+    import torch
+
+    if precision == "auto":
+        precision = "bf16" if device.type == "cuda" else "fp32"
+    return getattr(torch, PRECISIONS[precision])

@@ -1,0 +1,104 @@
+"""A plan in words: the lines that a run starts with, and the whole of `--dry-run`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from . import __version__
+from .components import is_remote
+from .estimate import MemoryEstimate
+from .plan import Plan
+
+if TYPE_CHECKING:
+    import torch
+
+
+def plan_lines(
+    plan: Plan,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    estimate: MemoryEstimate,
+    part: Path | None = None,
+) -> list[str]:
+    """Return the model line, the video line and the plan line."""
+    config, window = plan.refiner, plan.window
+    kind = str(dtype).removeprefix("torch.")
+    model = (
+        f"model  refiner of {config.num_layers} layers x {config.width}, {kind} on {device}, "
+        f"seed {plan.settings.settings.runtime.seed} (sanawm {__version__})"
+    )
+    frames, pixels = plan.frames, plan.pixels
+    video = (
+        f"video  {pixels.width}x{pixels.height}, {frames.decoded} frames decoded, "
+        f"{frames.written} written at {float(plan.output_fps):g} fps = {plan.seconds:.2f} s"
+    )
+    if plan.outputs.video is None:
+        video = f"video  none; latents {tuple(plan.shape)} -> {plan.outputs.save_latents}"
+    elif part is not None:
+        video += f" -> {plan.outputs.video} (growing as {part})"
+    steps = len(plan.settings.settings.refiner.sigmas) - 1
+    count = len(plan.blocks)
+    if plan.single_shot:
+        work = f"whole clip at once, {steps} steps"
+    else:
+        work = (
+            f"{count} blocks of {window.block} latent frames, {steps} steps + 1 capture each, "
+            f"window {window.sink} sink + {window.history_max} history"
+        )
+    return [model, video, f"plan   {work}, about {estimate.peak / 1e9:.1f} GB"]
+
+
+def dry_run_lines(
+    plan: Plan, *, device: torch.device, dtype: torch.dtype, estimate: MemoryEstimate
+) -> list[str]:
+    """Return everything that `--dry-run` prints."""
+    lines = plan_lines(plan, device=device, dtype=dtype, estimate=estimate)
+    lines += [f"prompt {plan.prompt.sha256[:16]}  {_prompt(plan)}"]
+    lines += _input_lines(plan)
+    lines += _block_lines(plan)
+    lines += ["memory"]
+    lines += [f"  {name:<18} {size / 1e9:8.3f} GB" for name, size in estimate.rows().items()]
+    if plan.camera is not None:
+        from .camera.motion import summarise_motion
+
+        summary = summarise_motion(plan.camera, fps=float(plan.fps))
+        lines += [f"camera {plan.camera.source} (recorded; it does not change these pixels)"]
+        lines += [f"  {line}" for line in summary.lines()]
+    lines += ["settings"]
+    for key, row in plan.settings.table().items():
+        lines.append(f"  {key:<28} {row['value']!s:<40} {row['origin']}")
+    return lines
+
+
+def _prompt(plan: Plan) -> str:
+    if plan.prompt.text is None:
+        return f"embeddings from {plan.prompt.embeds}"
+    text = " ".join(plan.prompt.text.split())
+    return text if len(text) <= 72 else text[:71] + "…"
+
+
+def _input_lines(plan: Plan) -> list[str]:
+    lines = [f"source {plan.source.kind} {plan.source.path}, latents {tuple(plan.shape)}"]
+    for name, component in plan.components.items():
+        where = component.path or component.location
+        state = "  (not in the cache; a run fetches it)" if is_remote(component) else ""
+        lines.append(f"weights {name}: {where}{state}")
+    return lines
+
+
+def _block_lines(plan: Plan) -> list[str]:
+    n, window = plan.shape.tokens_per_frame, plan.window
+    lines = [f"tokens {n} a latent frame, {n * window.block} a block"]
+    if plan.single_shot:
+        return lines
+    lines.append("blocks  latent frames   history   sink at   keys")
+    for span in plan.blocks:
+        history = window.history_at(span.start)
+        keys = (window.sink + history + span.frames) * n
+        lines.append(
+            f"  {span.number:>4}   {span.start:>5}..{span.stop - 1:<7} {history:>6} "
+            f"{window.sink_position_at(span.start):>9} {keys:>8}"
+        )
+    return lines

@@ -1,0 +1,97 @@
+"""How much memory a run will take, from sizes alone.
+
+An estimate for choosing a size and a card before waiting, not a promise: attention and convolution
+kernels use workspaces of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .measure import resident_bytes
+from .plan import Plan
+from .refiner.model import RefinerModel
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Bytes by part. `peak` is what the process or the card will hold at most."""
+
+    parts: dict[str, int]
+    base: int
+
+    @property
+    def peak(self) -> int:
+        """Parts that are resident together, plus what the process holds already."""
+        text = self.parts.get("text_encoder", 0)
+        rest = sum(v for k, v in self.parts.items() if k != "text_encoder")
+        return self.base + max(text, rest)
+
+    def rows(self) -> dict[str, int]:
+        """Return the parts and the peak for a report."""
+        return {**self.parts, "base": self.base, "peak": self.peak}
+
+
+def estimate_memory(plan: Plan, *, device: torch.device, dtype: torch.dtype) -> MemoryEstimate:
+    """Return the memory estimate of a run in `dtype` on `device`."""
+    size = dtype.itemsize
+    parts = {
+        "refiner_weights": _refiner_parameters(plan) * size,
+        "refiner_cache": _cache_values(plan) * size,
+        "refiner_work": _work_values(plan) * size,
+        "text_keys_values": _text_values(plan) * size,
+    }
+    encoder = plan.components.get("text_encoder")
+    if encoder is not None and encoder.path is not None:
+        stored = sum(f.stat().st_size for f in encoder.path.glob("*.safetensors"))
+        parts["text_encoder"] = stored * size // 2  # stored in bfloat16
+    vae = plan.components.get("vae")
+    if vae is not None and plan.outputs.video is not None and plan.vae is not None:
+        weights, state, work = _decoder_values(plan)
+        parts |= {"decoder_weights": weights * size, "decoder_state": state * size}
+        parts["decoder_work"] = work * size
+    base = 0 if device.type == "cuda" else resident_bytes()
+    return MemoryEstimate(parts, base)
+
+
+def _refiner_parameters(plan: Plan) -> int:
+    with torch.device("meta"):
+        model = RefinerModel(plan.refiner)
+    return sum(p.numel() for p in model.parameters())
+
+
+def _cache_values(plan: Plan) -> int:
+    """Keys and values of `[sink | history | active]` for every layer, and the raw sink keys."""
+    n, window, config = plan.shape.tokens_per_frame, plan.window, plan.refiner
+    frames = 2 * (window.kv_max + window.block) + window.sink
+    return plan.shape.batch * frames * n * config.width * config.num_layers
+
+
+def _work_values(plan: Plan) -> int:
+    """Return values alive at the widest moment: the feed-forward, and float32 copies."""
+    frames = plan.shape.frames if plan.single_shot else plan.window.block
+    tokens = plan.shape.batch * frames * plan.shape.tokens_per_frame
+    return tokens * plan.refiner.width * (2 * 4 + 10)
+
+
+def _text_values(plan: Plan) -> int:
+    length = plan.settings.settings.text.max_length
+    return 2 * length * plan.refiner.width * plan.refiner.num_layers
+
+
+def _decoder_values(plan: Plan) -> tuple[int, int, int]:
+    """Return values in the decoder's weights, its carried state, and its widest activations."""
+    from .vae import DecoderState, VAEDecoder
+
+    assert plan.vae is not None
+    with torch.device("meta"):
+        decoder = VAEDecoder(plan.vae)
+        chunk = torch.empty(1, plan.vae.latent_channels, plan.window.block, *plan.shape[3:])
+    state = DecoderState()
+    decoder.decode(chunk, state)
+    weights = sum(p.numel() for p in decoder.parameters())
+    pixels = plan.window.block * plan.ratios.time * plan.pixels.height * plan.pixels.width
+    widest = plan.vae.decoder_block_out_channels[0] * pixels // plan.vae.patch_size**2
+    return weights, state.nbytes // chunk.element_size(), 4 * widest

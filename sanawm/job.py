@@ -1,0 +1,372 @@
+"""One refine run from a plan to files: the command's work, without the command line.
+
+Order: outputs are claimed, the prompt is encoded and its encoder freed, the models are loaded,
+then every block goes clean -> refined -> frames -> file before the next one but one is computed.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .errors import InputError, SanawmError
+from .estimate import MemoryEstimate, estimate_memory
+from .events import Event, Listener, ignore
+from .measure import device_bytes, peak_device_bytes
+from .notes import Notes
+from .pipeline import FrameChunk, Pipeline, RefinedChunk
+from .plan import Plan
+from .refiner.noise import GivenNoise, Noise
+from .report import (
+    Record,
+    build_report,
+    describe_inputs,
+    describe_weights,
+    video_metadata,
+    write_report,
+)
+from .text.embeddings import PromptEmbeds, load_prompt_embeds, save_prompt_embeds
+from .writers import OutputWriters
+
+#: Predicted and measured peak may differ by this share before a warning says so.
+MEMORY_TOLERANCE = 0.25
+#: Peaks below this are mostly the libraries themselves; a difference there says nothing.
+MEMORY_FLOOR = 2 << 30
+
+
+class Interrupted(SanawmError):
+    """The run was asked to stop; what was finished is on disk."""
+
+    def __init__(self, message: str, *, exit_code: int, fix: str | None = None) -> None:
+        super().__init__(message, fix=fix)
+        self.exit_code = exit_code
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """What a finished run made."""
+
+    output: Path
+    report: Path | None
+    frames_written: int
+    seconds: float
+    data: dict[str, Any]
+
+
+class RefineJob:
+    """Run one plan. `stop` returns an exit code once the run should end after the block in hand."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        notes: Notes,
+        listener: Listener = ignore,
+        cache: Path | None = None,
+        stop: Callable[[], int | None] = lambda: None,
+        command: list[str] | None = None,
+    ) -> None:
+        self.plan = plan
+        self.notes = notes
+        self.listener = listener
+        self.cache = cache if plan.settings.settings.text.store else None
+        self.stop = stop
+        self.command = command if command is not None else list(sys.argv)
+        self.pipeline = Pipeline(plan.settings, notes=notes, components=plan.components)
+        self.record = Record()
+        self._last_source = 0.0
+        self._noise_drawn: list[Tensor] = []
+
+    def run(self) -> JobResult:
+        """Do the work; on failure what was finished is kept and the report says what happened."""
+        threads = self.plan.settings.settings.runtime.threads
+        if threads is not None:
+            torch.set_num_threads(threads)
+        try:
+            with ExitStack() as stack:
+                self._run(stack)
+        except BaseException as e:
+            self._report_failure(e)
+            raise
+        return self._finish()
+
+    def _run(self, stack: ExitStack) -> None:
+        plan, record = self.plan, self.record
+        record.inputs = describe_inputs(plan)
+        record.weights = describe_weights(plan.components)
+        estimate = estimate_memory(plan, device=self.pipeline.device, dtype=self.pipeline.dtype)
+        writers = OutputWriters(
+            plan,
+            metadata=video_metadata(plan, record),
+            notes=self.notes,
+            on_chunk=self._chunk_written,
+        )
+        stack.enter_context(writers)
+        self._say_start(estimate, writers)
+        prompt = self._prompt()
+        self._load()
+        self._blocks(prompt, writers)
+        self._save_noise()
+        with self.record.timeline.measure("close", len(plan.blocks)):
+            video = writers.close()
+        if video is not None:
+            record.output = {
+                "path": str(video.path),
+                "frames": video.frames,
+                "fps": str(video.fps),
+                "bytes": video.bytes,
+            }
+            record.frames_written = video.frames
+        else:
+            record.output = {"path": str(plan.outputs.main), "frames": 0}
+        self._memory(estimate)
+
+    def _prompt(self) -> PromptEmbeds:
+        """Return the prompt's embeddings, from a file, the store or the text encoder."""
+        plan = self.plan
+        with self.record.timeline.measure("text", -1):
+            if plan.prompt.embeds is not None:
+                prompt = load_prompt_embeds(plan.prompt.embeds).prompt
+            else:
+                assert plan.prompt.text is not None
+                self._emit("load_start", {"component": "text_encoder"})
+                prompt = self.pipeline.encode_prompt(plan.prompt.text, cache=self.cache)
+        self.record.memory["text_peak"] = peak_device_bytes(self.pipeline.device)
+        target = plan.outputs.save_prompt_embeds
+        if target is not None:
+            save_prompt_embeds(target, prompt, overwrite=plan.outputs.overwrite)
+        self._emit("encode_done", {"what": "prompt", "tokens": prompt.embeds.shape[1]})
+        return prompt
+
+    def _load(self) -> None:
+        """Load what the blocks need, one component after the other."""
+        needed = ["refiner"]
+        if self.plan.outputs.video is not None:
+            needed.append("decoder")
+        if self.plan.source.needs_encoder:
+            needed.append("encoder")
+        for name in needed:
+            self._emit("load_start", {"component": name})
+            start = time.monotonic()
+            with self.record.timeline.measure(f"load {name}", -1):
+                getattr(self.pipeline, name)
+            seconds = round(time.monotonic() - start, 3)
+            self._emit("load_done", {"component": name, "seconds": seconds})
+
+    def _blocks(self, prompt: PromptEmbeds, writers: OutputWriters) -> None:
+        """Refine, decode and hand over every block."""
+        decodes = self.plan.outputs.video is not None
+        chunks = self.pipeline.refine(
+            self._clean(), prompt, shape=self.plan.shape, noise=self._noise()
+        )
+        chunks = self._timed_refine(chunks, writers)
+        if not decodes:
+            for chunk in chunks:
+                self._block_done(chunk, None, time.monotonic())
+            return
+        mark = time.monotonic()
+        frames = self.pipeline.decode(chunks, drop_first=self.plan.frames.dropped == 1)
+        for number, span in enumerate(self.plan.blocks):
+            pixels = self._timed_decode(frames, number)
+            if pixels is None:
+                raise InputError(f"the source ended before block {span.number}")
+            writers.frames(pixels)
+            mark = self._block_done(self._refined, pixels, mark)
+            self._check_stop(span.number)
+
+    def _timed_refine(
+        self, chunks: Iterator[RefinedChunk], writers: OutputWriters
+    ) -> Iterator[RefinedChunk]:
+        timeline = self.record.timeline
+        for number in range(len(self.plan.blocks)):
+            self._last_source = timeline.now()
+            chunk = next(chunks)
+            timeline.add("refine", number, self._last_source, timeline.now())
+            writers.latents(chunk)
+            self._refined = chunk
+            self._refined_at = timeline.now()
+            yield chunk
+
+    def _timed_decode(self, frames: Iterator[FrameChunk], number: int) -> FrameChunk | None:
+        pixels = next(frames, None)
+        self.record.timeline.add("decode", number, self._refined_at, self.record.timeline.now())
+        return pixels
+
+    def _clean(self) -> Iterator[Tensor]:
+        """Yield the clean chunks, recording when each was read or encoded."""
+        timeline, sink = self.record.timeline, self.plan.window.sink
+        stage = "encode" if self.plan.source.needs_encoder else "read"
+        encoder = self.pipeline.encoder if self.plan.source.needs_encoder else None
+        chunks = self.plan.source.chunks(self.plan.window, encoder)
+        number = -1 if sink else 0
+        while True:
+            start = timeline.now()
+            chunk = next(chunks, None)
+            if chunk is None:
+                return
+            timeline.add(stage, number, start, timeline.now())
+            self._last_source = timeline.now()
+            self._emit("encode_done" if stage == "encode" else "chunk_done", {"chunk": number})
+            number += 1
+            yield chunk
+
+    def _noise(self) -> Noise:
+        path = self.plan.settings.settings.input.noise
+        if path:
+            from .io.latents import NoiseFile
+
+            file = NoiseFile.open(Path(path), clip=self.plan.shape, sink=self.plan.window.sink)
+            return GivenNoise(file.frames, sink=self.plan.window.sink)
+        noise = self.pipeline.noise()
+        if self.plan.outputs.save_noise is None:
+            return noise
+        return _Recorded(noise, self._noise_drawn)
+
+    def _save_noise(self) -> None:
+        target = self.plan.outputs.save_noise
+        if target is None or not self._noise_drawn:
+            return
+        from .io.latents import save_tensors
+
+        eps = torch.cat([n.cpu() for n in self._noise_drawn], dim=2).contiguous()
+        save_tensors(target, {"eps": eps}, metadata={}, overwrite=self.plan.outputs.overwrite)
+
+    def _block_done(self, chunk: RefinedChunk, pixels: FrameChunk | None, since: float) -> float:
+        """Record a finished block and tell the listener; return the time."""
+        now = time.monotonic()
+        seconds = now - since
+        video_seconds = self.plan.chunk_frames(chunk.span) / float(self.plan.output_fps)
+        row: dict[str, Any] = {
+            "index": chunk.span.number,
+            "start": chunk.span.start,
+            "stop": chunk.span.stop,
+            "history": chunk.history_frames,
+            "sink_position": chunk.sink_position,
+            "seconds": round(seconds, 4),
+            "memory_bytes": device_bytes(self.pipeline.device),
+        }
+        if pixels is not None and len(pixels.frames):
+            row["luma_mean"], row["luma_std"] = luma_statistics(pixels.frames)
+        self.record.blocks.append(row)
+        rate = video_seconds / seconds if seconds > 0 else None
+        total = {"blocks": len(self.plan.blocks), "realtime_factor": rate}
+        self._emit("block_done", row | total)
+        return now
+
+    def _chunk_written(self, index: int, first: int, frames: int, seconds: float) -> None:
+        """Note, in the writer's thread, that a chunk is in the file."""
+        timeline = self.record.timeline
+        now = timeline.now()
+        timeline.add("write", index, now - seconds, now)
+        if self.record.first_chunk_seconds is None:
+            self.record.first_chunk_seconds = round(now, 4)
+        self.record.frames_written = first + frames
+        self._emit("chunk_written", {"index": index, "frames": first + frames})
+
+    def _check_stop(self, number: int) -> None:
+        code = self.stop()
+        if code is None or number == len(self.plan.blocks) - 1:
+            return
+        raise Interrupted(
+            f"interrupted after block {number + 1} of {len(self.plan.blocks)}; what was finished "
+            "is kept",
+            exit_code=code,
+            fix="run the same command again to make the whole clip",
+        )
+
+    def _memory(self, estimate: MemoryEstimate) -> None:
+        measured = peak_device_bytes(self.pipeline.device)
+        self.record.memory |= {"predicted": estimate.rows(), "peak": measured}
+        off = abs(measured - estimate.peak) / max(measured, 1)
+        if off > MEMORY_TOLERANCE and max(measured, estimate.peak) > MEMORY_FLOOR:
+            self.notes.warn(
+                f"memory peak was {measured / 1e9:.2f} GB, the plan said "
+                f"{estimate.peak / 1e9:.2f} GB"
+            )
+
+    def _say_start(self, estimate: MemoryEstimate, writers: OutputWriters) -> None:
+        from .describe import plan_lines
+
+        lines = plan_lines(
+            self.plan,
+            device=self.pipeline.device,
+            dtype=self.pipeline.dtype,
+            estimate=estimate,
+            part=writers.part,
+        )
+        self._emit("run_start", {"lines": lines, "blocks": len(self.plan.blocks)})
+
+    def _finish(self) -> JobResult:
+        report = self._report("done")
+        plan, record = self.plan, self.record
+        seconds = record.timeline.now()
+        path = plan.outputs.report
+        if path is not None:
+            write_report(path, report)
+        made = f"{record.frames_written} frames" if plan.outputs.video else "latents"
+        summary = f"done: {made} in {seconds:.1f} s -> {plan.outputs.main}"
+        done = {"summary": summary, "frames": record.frames_written, "seconds": round(seconds, 3)}
+        self._emit("run_done", done)
+        return JobResult(plan.outputs.main, path, record.frames_written, seconds, report)
+
+    def _report(self, status: str) -> dict[str, Any]:
+        return build_report(
+            self.plan,
+            self.record,
+            self.notes,
+            status=status,
+            device=str(self.pipeline.device),
+            dtype=str(self.pipeline.dtype).removeprefix("torch."),
+            command=self.command,
+        )
+
+    def _report_failure(self, error: BaseException) -> None:
+        """Write a report of a run that did not finish; never hide the error itself."""
+        path = self.plan.outputs.report
+        self.record.error = {"type": type(error).__name__, "message": str(error)}
+        stopped = isinstance(error, Interrupted | KeyboardInterrupt)
+        if path is None or not self.record.blocks:
+            return
+        try:
+            write_report(path, self._report("interrupted" if stopped else "failed"))
+        except (SanawmError, OSError):
+            return
+
+    def _emit(self, name: str, data: dict[str, Any]) -> None:
+        self.listener(Event(name, data=data))
+
+
+class _Recorded:
+    """Noise that remembers what it drew, for `--save-noise`."""
+
+    def __init__(self, noise: Noise, drawn: list[Tensor]) -> None:
+        self._noise = noise
+        self._drawn = drawn
+
+    def draw(self, span: Any, shape: tuple[int, ...]) -> Tensor:
+        eps = self._noise.draw(span, shape)
+        self._drawn.append(eps)
+        return eps
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"noise": self._noise.state_dict(), "count": len(self._drawn)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._noise.load_state_dict(state["noise"])
+        del self._drawn[state["count"] :]
+
+
+def luma_statistics(frames: np.ndarray) -> tuple[float, float]:
+    """Return mean and deviation of BT.709 luma (0..255) over every other pixel of `frames`."""
+    sample = frames[:, ::2, ::2].astype(np.float32)
+    luma = sample @ np.array([0.2126, 0.7152, 0.0722], dtype=np.float32)
+    return round(float(luma.mean()), 3), round(float(luma.std()), 3)

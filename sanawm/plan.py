@@ -1,0 +1,295 @@
+"""Check a whole run before anything heavy happens, and say what it will do.
+
+`make_plan` reads headers and configs, never weights. It fails on everything that the inputs alone
+decide, and every line about a changed request is written here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .components import (
+    Component,
+    check_pair,
+    find_component,
+    refiner_config,
+    vae_config,
+)
+from .config import Resolved
+from .errors import MissingFile, UsageError
+from .io.rates import parse_fps
+from .notes import Notes
+from .outputs import Outputs, plan_outputs
+from .refiner.config import RefinerConfig
+from .shapes import BlockSpan, LatentShape, PixelShape, VAERatios, Window, check_window
+from .sources import Source, open_source
+from .vae.config import VAEConfig
+
+if TYPE_CHECKING:
+    from .camera.trajectory import Trajectory
+
+
+@dataclass(frozen=True)
+class PromptPlan:
+    """Where the prompt's embeddings come from: `text`, or a file of embeddings."""
+
+    text: str | None
+    embeds: Path | None
+    sha256: str
+
+
+@dataclass(frozen=True)
+class FrameCounts:
+    """Pixel frames: `asked` by the user (None: the input decided), `decoded`, `dropped`."""
+
+    asked: int | None
+    decoded: int
+    dropped: int
+
+    @property
+    def written(self) -> int:
+        """Frames in the video."""
+        return self.decoded - self.dropped
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A checked run: what goes in, what is computed, what comes out."""
+
+    settings: Resolved
+    source: Source
+    prompt: PromptPlan
+    camera: Trajectory | None
+    components: dict[str, Component]
+    refiner: RefinerConfig
+    vae: VAEConfig | None
+    shape: LatentShape
+    pixels: PixelShape
+    ratios: VAERatios
+    fps: Fraction
+    output_fps: Fraction
+    window: Window
+    blocks: tuple[BlockSpan, ...]
+    frames: FrameCounts
+    outputs: Outputs
+
+    @property
+    def single_shot(self) -> bool:
+        """True when the clip is refined in one sequence."""
+        return self.settings.settings.refiner.mode == "single-shot"
+
+    @property
+    def seconds(self) -> float:
+        """Length of the video in seconds at the output rate."""
+        return float(self.frames.written / self.output_fps)
+
+    def chunk_frames(self, span: BlockSpan) -> int:
+        """Pixel frames that a block decodes to (the sink's own frames not counted)."""
+        return span.frames * self.ratios.time
+
+
+def make_plan(settings: Resolved, *, notes: Notes, download: bool) -> Plan:
+    """Return the plan of a refine run.
+
+    `download` allows fetching `hf://` components that are not in the cache; without it their
+    released architectures are assumed. Raises the errors of every part.
+    """
+    window = _window(settings, notes)
+    fps = parse_fps(settings.settings.video.fps)
+    if settings.settings.video.output_fps is not None:
+        parse_fps(settings.settings.video.output_fps)
+    outputs = plan_outputs(settings, inputs=_input_paths(settings))
+    prompt = _prompt(settings)
+    components = _components(settings, outputs, prompt, download=download)
+    refiner = refiner_config(components["refiner"])
+    vae = vae_config(components["vae"]) if "vae" in components else None
+    if vae is not None:
+        check_pair(refiner, vae, where="model")
+    time, space, _ = refiner.vae_scale_factors
+    ratios = VAERatios(time, space)
+    source = open_source(settings, refiner=refiner, ratios=ratios, window=window, notes=notes)
+    settings = settings.with_input(source.fixes, where=source.origin)
+    fps = source.fps if source.fps is not None else fps
+    output_fps = settings.settings.video.output_fps
+    shape = source.shape
+    _check_length(shape, window, notes)
+    pixels = PixelShape(ratios.frames_of(shape.frames), shape.height * space, shape.width * space)
+    if shape.batch != 1 and outputs.video is not None:
+        raise UsageError(
+            f"the latents hold a batch of {shape.batch}; a video is made of one clip",
+            fix="split the file, or use --no-video with --save-latents",
+        )
+    _check_recipe(settings, notes)
+    return Plan(
+        settings=settings,
+        source=source,
+        prompt=prompt,
+        camera=_camera(settings, pixels.frames, fps, notes),
+        components=components,
+        refiner=refiner,
+        vae=vae,
+        shape=shape,
+        pixels=pixels,
+        ratios=ratios,
+        fps=fps,
+        output_fps=fps if output_fps is None else parse_fps(output_fps),
+        window=window,
+        blocks=tuple(window.blocks(shape.frames)),
+        frames=FrameCounts(source.asked, pixels.frames, _dropped(settings, window)),
+        outputs=outputs,
+    )
+
+
+def _window(settings: Resolved, notes: Notes) -> Window:
+    refiner = settings.settings.refiner
+    window = Window(refiner.sink_size, refiner.block_size, refiner.kv_max_frames)
+    warning = check_window(window)
+    if warning is not None:
+        notes.warn(warning)
+    return window
+
+
+def _input_paths(settings: Resolved) -> list[Path]:
+    """Return the input files of the run, which no output may replace."""
+    given = settings.settings.input
+    names = ("image", "latents", "video", "prompt_file", "prompt_embeds", "camera", "noise")
+    return [Path(v) for n in names if (v := getattr(given, n))]
+
+
+def _prompt(settings: Resolved) -> PromptPlan:
+    """Return the prompt, read and checked."""
+    from .text.prompt import check_prompt, clean_prompt, prompt_sha256, read_prompt_file
+
+    given = settings.settings.input
+    if given.prompt_embeds:
+        path = Path(given.prompt_embeds)
+        if not path.is_file():
+            raise MissingFile(f"--prompt-embeds {path}: no such file")
+        return PromptPlan(None, path, _file_sha256(path))
+    if given.prompt_file:
+        text = read_prompt_file(Path(given.prompt_file))
+    elif given.prompt is not None:
+        text = clean_prompt(given.prompt, where=str(settings.origin("input.prompt")))
+        check_prompt(text, where=str(settings.origin("input.prompt")))
+    else:
+        raise UsageError(
+            "no prompt", fix="add --prompt TEXT, --prompt-file FILE or --prompt-embeds FILE"
+        )
+    return PromptPlan(text, None, prompt_sha256(text))
+
+
+def _file_sha256(path: Path) -> str:
+    import hashlib
+
+    with path.open("rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def _components(
+    settings: Resolved, outputs: Outputs, prompt: PromptPlan, *, download: bool
+) -> dict[str, Component]:
+    """Return the components that this run loads, by name."""
+
+    def find(name: str, why: str) -> None:
+        found[name] = find_component(settings, name, why=why, download=download)
+
+    found: dict[str, Component] = {}
+    find("refiner", "refining")
+    if outputs.video is not None or settings.settings.input.video:
+        find("vae", "decoding" if outputs.video is not None else "encoding the video")
+    if prompt.text is not None:
+        find("text_encoder", "encoding the prompt")
+    return found
+
+
+def _check_length(shape: LatentShape, window: Window, notes: Notes) -> None:
+    if shape.frames <= window.sink:
+        raise UsageError(
+            f"the clip has {shape.frames} latent frames and the sink takes {window.sink}: nothing "
+            "is left to refine",
+            fix=f"give at least {window.sink + 1} latent frames, or lower --sink-size",
+        )
+    short = (shape.frames - window.sink) % window.block
+    if short:
+        notes.change(
+            f"{shape.frames} latent frames are not {window.sink} + {window.block}*k: "
+            f"the last block has {short} instead of {window.block}"
+        )
+
+
+def _dropped(settings: Resolved, window: Window) -> int:
+    """Return the pixel frames that are decoded but not written: the sink picture."""
+    return 0 if settings.settings.video.keep_first_frame or window.sink == 0 else 1
+
+
+def _check_recipe(settings: Resolved, notes: Notes) -> None:
+    """Warn when a schedule is not the one the weights were distilled for."""
+    declared = settings.declared.get("refiner.sigmas")
+    used = settings.settings.refiner.sigmas
+    if declared is not None and tuple(declared) != used:
+        notes.warn(
+            f"sigmas {_listed(used)} are not those the preset declares for its weights "
+            f"({_listed(declared)}): expect a different picture"
+        )
+
+
+def _listed(values: object) -> str:
+    return ", ".join(f"{v:g}" for v in values)  # type: ignore[attr-defined]
+
+
+def _camera(settings: Resolved, frames: int, fps: Fraction, notes: Notes) -> Trajectory | None:
+    """Return the trajectory fitted to the clip, or None when there is none.
+
+    A path that came with a preset and does not fit another source is left out with a line.
+    """
+    given, options = settings.settings.input, settings.settings.camera
+    if not given.camera and not given.action:
+        return None
+    from .camera.clip import fit_to_clip
+    from .camera.motion import warn_about_steps
+
+    trajectory = _read_camera(settings, notes)
+    brought = not settings.origin("input.camera").by_user and not given.action
+    if brought and len(trajectory) < frames and not options.hold_last:
+        notes.change(
+            f"the preset's camera path has {len(trajectory)} poses, the clip {frames} frames: "
+            "no camera is recorded"
+        )
+        return None
+    warn_about_steps(trajectory, notes=notes)
+    return fit_to_clip(
+        trajectory,
+        frames,
+        hold_last=options.hold_last,
+        resample=options.resample,
+        fps=float(fps),
+        notes=notes,
+    )
+
+
+def _read_camera(settings: Resolved, notes: Notes) -> Trajectory:
+    given, options = settings.settings.input, settings.settings.camera
+    if given.action:
+        from .camera.actions import roll_out_actions
+
+        return roll_out_actions(
+            given.action,
+            scheme=options.action_scheme,
+            translation_speed=options.translation_speed,
+            rotation_speed_deg=options.rotation_speed_deg,
+            pitch_limit_deg=options.pitch_limit_deg,
+        )
+    from .camera.load import load_trajectory
+
+    return load_trajectory(
+        Path(given.camera or ""),
+        camera_format=options.format,
+        convention=options.convention,
+        axes=options.axes,
+        sort=options.sort,
+        translation_scale=options.translation_scale,
+        notes=notes,
+    )

@@ -1,0 +1,179 @@
+"""The report of a run: what was asked, what was done, what was measured. JSON."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from . import __version__
+from .components import Component
+from .measure import Timeline
+from .notes import Notes
+from .plan import Plan
+from .refiner.weights import transformer_folder
+from .tensorfile import TensorFiles
+
+SCHEMA = 1
+#: Directories of a component that hold weights, by component name.
+PARTS = {"refiner": ("transformer", "connectors")}
+
+
+@dataclass
+class Record:
+    """What a run collects for its report while it works."""
+
+    timeline: Timeline = field(default_factory=Timeline)
+    blocks: list[dict[str, Any]] = field(default_factory=list)
+    weights: list[dict[str, object]] = field(default_factory=list)
+    inputs: list[dict[str, object]] = field(default_factory=list)
+    memory: dict[str, Any] = field(default_factory=dict)
+    first_chunk_seconds: float | None = None
+    frames_written: int = 0
+    output: dict[str, object] | None = None
+    error: dict[str, object] | None = None
+
+
+def describe_inputs(plan: Plan) -> list[dict[str, object]]:
+    """Return path, size and sha256 of every input file of the run."""
+    given = plan.settings.settings.input
+    rows: list[dict[str, object]] = []
+    for name in ("latents", "video", "image", "prompt_file", "prompt_embeds", "camera", "noise"):
+        value = getattr(given, name)
+        if not value or not Path(value).is_file():
+            continue
+        path = Path(value)
+        with path.open("rb") as f:
+            digest = hashlib.file_digest(f, "sha256").hexdigest()
+        size = path.stat().st_size
+        rows.append({"input": name, "path": str(path), "bytes": size, "sha256": digest})
+    return rows
+
+
+def describe_weights(components: Mapping[str, Component]) -> list[dict[str, object]]:
+    """Return what identifies the weights of each component; headers are read, no tensors."""
+    rows = []
+    for name, component in components.items():
+        if component.path is None:
+            continue
+        for folder in _weight_folders(name, component.path):
+            label = f"{name}/{folder.name}" if folder != component.path else name
+            rows.append(TensorFiles(folder).fingerprint(component=label))
+    return rows
+
+
+def _weight_folders(name: str, path: Path) -> list[Path]:
+    if name == "refiner":
+        connectors = path / "connectors"
+        return [transformer_folder(path), *([connectors] if connectors.is_dir() else [])]
+    return [path]
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a result may depend on."""
+    import av
+    import numpy
+    import torch
+
+    found = {
+        "sanawm": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "av": av.__version__,
+    }
+    if "transformers" in sys.modules:
+        found["transformers"] = sys.modules["transformers"].__version__
+    return found
+
+
+def build_report(
+    plan: Plan, record: Record, notes: Notes, *, status: str, device: str, dtype: str,
+    command: list[str],
+) -> dict[str, Any]:  # fmt: skip
+    """Return the report of a run. No environment and no secrets are in it."""
+    rows = record.blocks
+    steady = [r["seconds"] for r in rows[1:]] or [r["seconds"] for r in rows]
+    per_block = sorted(steady)[len(steady) // 2] if steady else None
+    block_seconds = plan.window.block * plan.ratios.time / float(plan.output_fps)
+    runtime = plan.settings.settings.runtime
+    return {
+        "schema": SCHEMA,
+        "status": status,
+        "tool": f"sanawm {__version__}",
+        "versions": versions(),
+        "device": {"name": device, "dtype": dtype, "machine": platform.machine()},
+        "command": command,
+        "settings": plan.settings.table(),
+        "inputs": record.inputs,
+        "weights": record.weights,
+        "seeds": {
+            "seed": runtime.seed,
+            "refiner": runtime.seed if runtime.refiner_seed is None else runtime.refiner_seed,
+        },
+        "prompt": plan.prompt.text,
+        "prompt_sha256": plan.prompt.sha256,
+        "frames": {
+            "asked": plan.frames.asked,
+            "decoded": plan.frames.decoded if plan.outputs.video else 0,
+            "written": record.frames_written,
+            "dropped": plan.frames.dropped if plan.outputs.video else 0,
+            "first_pose": plan.frames.dropped,
+        },
+        "camera": _camera(plan),
+        "blocks": rows,
+        "first_chunk_seconds": record.first_chunk_seconds,
+        "timeline": record.timeline.rows(),
+        "memory": record.memory,
+        "peak_memory_bytes": record.memory.get("peak"),
+        "compile_seconds": 0.0,
+        "steady_seconds_per_block": per_block,
+        "steady_realtime_factor": block_seconds / per_block if per_block else None,
+        "total_seconds": round(record.timeline.now(), 4),
+        "changes": list(notes.changes),
+        "warnings": list(notes.warnings),
+        "output": record.output,
+        "error": record.error,
+    }
+
+
+def _camera(plan: Plan) -> dict[str, Any] | None:
+    if plan.camera is None:
+        return None
+    from .camera.motion import summarise_motion
+
+    summary = summarise_motion(plan.camera, fps=float(plan.fps)).as_dict()
+    return {"source": plan.camera.source, "changes_pixels": False, **summary}
+
+
+def video_metadata(plan: Plan, record: Record) -> dict[str, str]:
+    """Return the tags of the MP4: enough to run the same job again.
+
+    `sanawm` holds JSON with the resolved settings, and hashes of inputs and weights.
+    """
+    recipe = {
+        "schema": SCHEMA,
+        "version": __version__,
+        "settings": {k: v["value"] for k, v in plan.settings.table().items()},
+        "prompt": plan.prompt.text,
+        "inputs": record.inputs,
+        "weights": [
+            {"component": w["component"], "header_sha256": w["header_sha256"]}
+            for w in record.weights
+        ],
+    }
+    return {"sanawm": json.dumps(recipe), "comment": f"made by sanawm {__version__}"}
+
+
+def write_report(path: Path, report: Mapping[str, Any]) -> None:
+    """Write the report through a temporary file beside it."""
+    from .io.files import atomic_write
+
+    with atomic_write(path) as temporary:
+        text = json.dumps(report, indent=2, default=str) + "\n"
+        temporary.write_text(text, encoding="utf-8")

@@ -1,0 +1,148 @@
+"""Everything a run writes chunk by chunk: the MP4, latents, PNG frames and the contact sheet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+import torch
+
+from .io.latents import LatentsWriter, save_tensors
+from .io.preview import ContactSheet, FramesDir
+from .io.video import VideoFile, VideoSettings, VideoWriter, check_encoder
+from .notes import Notes
+
+if TYPE_CHECKING:
+    from .pipeline import FrameChunk, RefinedChunk
+    from .plan import Plan
+
+
+class OutputWriters:
+    """The outputs of one run, opened together before any model is loaded.
+
+    On an exception what was finished is kept: the MP4's part file stays playable.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        metadata: Mapping[str, str],
+        notes: Notes,
+        on_chunk: Callable[[int, int, int, float], None],
+    ) -> None:
+        self.plan = plan
+        self._video = self._open_video(metadata, notes, on_chunk)
+        self._latents = self._open_latents()
+        self._frames = self._open_frames()
+        self._sheet = self._open_sheet()
+        self._save_camera()
+
+    @property
+    def part(self) -> Path | None:
+        """The growing file that can be watched, if there is one."""
+        return None if self._video is None else self._video.part_path
+
+    def latents(self, chunk: RefinedChunk) -> None:
+        """Write refined latents (the first chunk brings the sink)."""
+        if self._latents is not None:
+            start = 0 if chunk.span.number == 0 else chunk.span.start
+            self._latents.write(start, chunk.latents.to("cpu", torch.float32))
+
+    def frames(self, chunk: FrameChunk) -> None:
+        """Hand over the frames of a block."""
+        if self._video is not None and len(chunk.frames):
+            self._video.write(chunk.frames)
+        if self._frames is not None:
+            self._frames.write(chunk.frames)
+        if self._sheet is not None:
+            self._sheet.add(chunk.frames, block=chunk.span.number, first=chunk.first)
+
+    def close(self) -> VideoFile | None:
+        """Finish all outputs; the video gets its name once its frames were counted."""
+        if self._latents is not None:
+            self._latents.close()
+        if self._sheet is not None:
+            self._sheet.save()
+        return None if self._video is None else self._video.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            return
+        if self._video is not None:
+            self._video.abort()
+        if self._latents is not None:
+            self._latents.abort()
+
+    def _open_video(
+        self,
+        metadata: Mapping[str, str],
+        notes: Notes,
+        on_chunk: Callable[[int, int, int, float], None],
+    ) -> VideoWriter | None:
+        plan, video = self.plan, self.plan.settings.settings.video
+        if plan.outputs.video is None:
+            return None
+        check_encoder(video.encoder, width=plan.pixels.width, height=plan.pixels.height)
+        settings = VideoSettings(
+            width=plan.pixels.width,
+            height=plan.pixels.height,
+            fps=plan.output_fps,
+            crf=video.crf,
+            encoder=video.encoder,
+            encoder_preset=video.encoder_preset,
+            frames_per_chunk=plan.window.block * plan.ratios.time,
+            metadata=metadata,
+        )
+        return VideoWriter(
+            plan.outputs.video,
+            settings,
+            overwrite=plan.outputs.overwrite,
+            on_chunk=on_chunk,
+            notes=notes,
+        )
+
+    def _open_latents(self) -> LatentsWriter | None:
+        target = self.plan.outputs.save_latents
+        if target is None:
+            return None
+        return LatentsWriter(
+            target,
+            shape=self.plan.shape,
+            dtype=torch.float32,
+            metadata={"fps": str(self.plan.fps)},
+            overwrite=self.plan.outputs.overwrite,
+        )
+
+    def _open_frames(self) -> FramesDir | None:
+        folder = self.plan.outputs.frames_dir
+        return None if folder is None else FramesDir(folder, overwrite=self.plan.outputs.overwrite)
+
+    def _open_sheet(self) -> ContactSheet | None:
+        target = self.plan.outputs.preview
+        if target is None:
+            return None
+        return ContactSheet(target, fps=self.plan.output_fps)
+
+    def _save_camera(self) -> None:
+        target = self.plan.outputs.save_camera
+        if target is None or self.plan.camera is None:
+            return
+        from .io.files import atomic_write
+
+        with atomic_write(target) as temporary, temporary.open("wb") as f:
+            np.save(f, self.plan.camera.poses, allow_pickle=False)
+
+
+__all__ = ["OutputWriters", "save_tensors"]
