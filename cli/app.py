@@ -173,7 +173,7 @@ def _unexpected(error: Exception) -> int:
 
 def _hyphens(arguments: list[str]) -> list[str]:
     """Accept the underscore spelling of long flags: `--num_frames` is `--num-frames`."""
-    out = []
+    out: list[str] = []
     for i, argument in enumerate(arguments):
         if argument == "--":
             return out + arguments[i:]

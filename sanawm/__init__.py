@@ -1,1 +1,46 @@
+"""sanawm: the streaming refiner of SANA-WM, as a library and a command.
+
+    import sanawm
+
+    pipe = sanawm.Pipeline.from_config("tiny")
+    prompt = pipe.encode_prompt("a red tower on green ground")
+    chunks = pipe.refine(latents, prompt)             # one refined block at a time
+    sanawm.write_video(pipe.decode(chunks), "out.mp4", fps=16)
+
+Names are loaded when they are first used, so importing the package costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+
+_EXPORTS = {
+    "FrameChunk": "sanawm.pipeline",
+    "LatentShape": "sanawm.shapes",
+    "LatentsSource": "sanawm.io.latents",
+    "Notes": "sanawm.notes",
+    "Pipeline": "sanawm.pipeline",
+    "RefinedChunk": "sanawm.pipeline",
+    "SanawmError": "sanawm.errors",
+    "write_video": "sanawm.pipeline",
+}
+__all__ = [*_EXPORTS, "__version__"]
+
+if TYPE_CHECKING:
+    from .errors import SanawmError as SanawmError
+    from .io.latents import LatentsSource as LatentsSource
+    from .notes import Notes as Notes
+    from .pipeline import FrameChunk as FrameChunk
+    from .pipeline import Pipeline as Pipeline
+    from .pipeline import RefinedChunk as RefinedChunk
+    from .pipeline import write_video as write_video
+    from .shapes import LatentShape as LatentShape
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _EXPORTS:
+        raise AttributeError(f"module 'sanawm' has no attribute {name!r}")
+    return getattr(import_module(_EXPORTS[name]), name)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,7 +39,7 @@ from .vae.state import DecoderState, EncoderState
 from .vae.weights import load_decoder, load_encoder
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from .io.video import VideoFile
 
 #: A decoded chunk flatter than this (uint8 levels) while its latents are not is a decoder fault.
 FLAT_LEVELS = 0.5
@@ -275,3 +276,36 @@ def split_clip(latents: Tensor, window: Window) -> Iterator[Tensor]:
         yield latents[:, :, : window.sink]
     for span in window.blocks(latents.shape[2]):
         yield latents[:, :, span.start : span.stop]
+
+
+def write_video(
+    chunks: Iterable[FrameChunk],
+    path: Path | str,
+    *,
+    fps: int | float | str,
+    overwrite: bool = False,
+    crf: float = 18,
+) -> VideoFile:
+    """Write frames to an MP4 that plays while it grows (as `NAME.part.mp4`); return what was made.
+
+    fps: frames per second, exact (`16`, `"24000/1001"`). Raises `OutputError` when the file exists
+    (without `overwrite`) or cannot be written.
+    """
+    from .io.video import VideoSettings, VideoWriter
+
+    writer: VideoWriter | None = None
+    try:
+        for chunk in chunks:
+            if writer is None:
+                height, width = chunk.frames.shape[1:3]
+                settings = VideoSettings(width, height, parse_fps(fps), crf=crf)
+                writer = VideoWriter(Path(path), settings, overwrite=overwrite)
+            if len(chunk.frames):
+                writer.write(chunk.frames)
+        if writer is None:
+            raise UsageError("no frames to write")
+        return writer.close()
+    except BaseException:
+        if writer is not None:
+            writer.abort()
+        raise

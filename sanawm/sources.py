@@ -79,7 +79,7 @@ class VideoClip(Source):
     height: int = 0
     width: int = 0
     frames: int = 0
-    sample_fps: Fraction | None = None
+    indices: tuple[int, ...] | None = None
     ratios: VAERatios = field(default_factory=lambda: VAERatios(1, 1))
 
     @property
@@ -130,12 +130,13 @@ class VideoClip(Source):
         return uint8_to_pixels(stacked).to(encoder.latents_mean.device)
 
     def _pictures(self) -> Iterator[Any]:
-        from .io.image import fit_frame
+        from .io.image import apply_fit, fit_size
         from .io.reader import VideoReader
 
         with VideoReader(self.path) as reader:
-            for frame in reader.frames(fps=self.sample_fps, count=self.frames):
-                yield fit_frame(frame, height=self.height, width=self.width)
+            fit = fit_size(reader.width, reader.height, self.width, self.height)
+            for frame in reader.frames(count=self.frames, indices=self.indices):
+                yield apply_fit(frame, fit)
 
 
 def open_source(
@@ -165,18 +166,28 @@ def asked_frames(settings: Resolved) -> int | None:
     return asked
 
 
-def cap_frames(available: int, asked: int | None, *, stride: int, what: str, notes: Notes) -> int:
+def cap_frames(
+    available: int,
+    asked: int | None,
+    *,
+    stride: int,
+    what: str,
+    notes: Notes,
+    least: int | None = None,
+) -> int:
     """Return how many of `available` frames are used when `asked` frames were asked, if any.
 
-    The count is `stride * k + 1` (one block at least), ties up, never above what there is.
+    The count is `stride * k + 1`, ties up, never above what there is, and at least `least`
+    (one block: `stride + 1`).
     """
+    least = stride + 1 if least is None else least
     wanted = available if asked is None else min(asked, available)
     used = snap_frames(wanted, stride, available)
-    if used < stride + 1:
+    if used < least:
         raise UsageError(
             f"{what}: {wanted} frames make less than one block; expected {stride}*k + 1, "
-            f"at least {stride + 1}",
-            fix=f"use at least {stride + 1} frames",
+            f"at least {least}",
+            fix=f"use at least {least} frames",
         )
     if asked is not None and used != asked:
         have = f" ({what} has {available})" if asked > available else ""
@@ -235,16 +246,16 @@ def _video(
     window: Window,
     notes: Notes,
 ) -> Source:
-    from .io.image import check_size, describe_fit, fit_size
+    from .io.image import check_size
     from .io.reader import VideoReader
 
-    with VideoReader(path) as reader:
-        source_width, source_height = reader.width, reader.height
-        source_fps, available = reader.fps, reader.frame_count
-    fps, sample_fps, available = _video_rate(settings, path, source_fps, available, notes)
-    height, width = _video_size(settings, source_height, source_width, ratios.space)
-    check_size(height, width, ratio=ratios.space)
-    describe_fit(fit_size(source_width, source_height, width, height), what=str(path), notes=notes)
+    with VideoReader(path, notes=notes) as reader:
+        fps = _video_rate(settings, path, reader.fps, notes)
+        indices = reader.sample(settings.settings.video.sampling, fps=fps)
+        available = reader.frame_count if indices is None else len(indices)
+        height, width = video_size(settings, reader.height, reader.width, ratios.space)
+        check_size(height, width, ratios.space)
+        reader.fit(width=width, height=height)
     asked = asked_frames(settings)
     stride = ratios.time * window.block
     frames = cap_frames(available, asked, stride=stride, what=str(path), notes=notes)
@@ -255,8 +266,12 @@ def _video(
         height // ratios.space,
         width // ratios.space,
     )
-    fixes = {"video.num_frames": frames, "video.height": height, "video.width": width}
-    fixes["video.fps"] = str(fps) if fps.denominator != 1 else int(fps)
+    fixes: dict[str, Any] = {
+        "video.num_frames": frames,
+        "video.height": height,
+        "video.width": width,
+        "video.fps": str(fps) if fps.denominator != 1 else int(fps),
+    }
     return VideoClip(
         "video",
         path,
@@ -267,41 +282,32 @@ def _video(
         height=height,
         width=width,
         frames=frames,
-        sample_fps=sample_fps,
+        indices=None if indices is None else tuple(indices),
         ratios=ratios,
     )
 
 
-def _video_rate(
-    settings: Resolved, path: Path, source: Fraction, available: int, notes: Notes
-) -> tuple[Fraction, Fraction | None, int]:
-    """Return the model's rate, the rate to resample at (or None), and the frames there are."""
-    video = settings.settings.video
-    by_user = settings.origin("video.fps").by_user
-    wanted = parse_fps(video.fps)
-    if video.sampling == "resample":
-        count = int((available - 1) / source * wanted) + 1 if available else 0
-        notes.change(
-            f"{path}: {float(source):g} frames per second resampled to {float(wanted):g}: "
-            f"{available} frames become {count}"
-        )
-        return wanted, wanted, count
-    if by_user:
+def _video_rate(settings: Resolved, path: Path, source: Fraction, notes: Notes) -> Fraction:
+    """Return the rate the model is told: the user's, else the video's own."""
+    wanted = parse_fps(settings.settings.video.fps)
+    if settings.settings.video.sampling == "resample":
+        return wanted
+    if settings.origin("video.fps").by_user:
         if wanted != source:
             notes.change(
                 f"{path}: its {float(source):g} frames per second are played as "
                 f"{float(wanted):g} (--video-sampling resample keeps the speed)"
             )
-        return wanted, None, available
+        return wanted
     if wanted != source:
         notes.change(
             f"{path}: {float(source):g} frames per second, from the video "
             f"({settings.origin('video.fps')} says {float(wanted):g})"
         )
-    return source, None, available
+    return source
 
 
-def _video_size(
+def video_size(
     settings: Resolved, source_height: int, source_width: int, ratio: int
 ) -> tuple[int, int]:
     """Return the clip's height and width.

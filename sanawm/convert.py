@@ -1,0 +1,177 @@
+"""The two half runs: latents to a video (`decode`), a picture or video to latents (`encode`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from .components import find_component, vae_config
+from .config import Resolved
+from .errors import UsageError
+from .events import Event, Listener, ignore
+from .io.files import check_output
+from .io.image import apply_fit, check_size, fit_image, read_image
+from .io.latents import LatentsSource, LatentsWriter
+from .io.preview import FramesDir
+from .io.rates import parse_fps
+from .io.reader import VideoReader
+from .io.video import VideoFile, VideoSettings, VideoWriter, check_encoder
+from .notes import Notes
+from .pipeline import Pipeline
+from .shapes import LatentShape, VAERatios
+from .sources import asked_frames, cap_frames, video_size
+from .vae.state import DecoderState
+
+PICTURE_ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+
+
+def decode_file(
+    latents: str,
+    settings: Resolved,
+    *,
+    drop_first: bool,
+    notes: Notes,
+    listener: Listener = ignore,
+) -> VideoFile:
+    """Decode a latents file into the MP4 `output.output`, chunk by chunk.
+
+    `drop_first` leaves out pixel frame 0. Raises the errors of the parts; the part file of a
+    failed run stays playable.
+    """
+    target = _target(settings, [Path(latents)], ".mp4")
+    vae = vae_config(find_component(settings, "vae", why="decoding", download=True))
+    file = LatentsSource.open(Path(latents), channels=vae.latent_channels)
+    shape = LatentShape(*file.shape)
+    if shape.batch != 1:
+        raise UsageError(f"{latents}: a batch of {shape.batch} clips; expected one", fix="split it")
+    block = settings.settings.refiner.block_size
+    video = _video_settings(settings, shape, vae.ratios, frames=block * vae.ratios.time)
+    check_encoder(video.encoder, width=video.width, height=video.height)
+    pipeline = Pipeline(settings, notes=notes)
+    folder = settings.settings.output.frames_dir
+    overwrite = settings.settings.output.overwrite
+    pictures = FramesDir(Path(folder), overwrite=overwrite) if folder else None
+    state = DecoderState()
+    with VideoWriter(target, video, overwrite=overwrite, notes=notes) as writer:
+        for number, (start, stop) in enumerate(_spans(shape.frames, block)):
+            frames = pipeline.decode_chunk(file.frames(start, stop), state, number=number)
+            if number == 0 and drop_first:
+                frames = frames[1:]
+            if len(frames):
+                writer.write(frames)
+                if pictures is not None:
+                    pictures.write(frames)
+            listener(Event("chunk_done", data={"chunk": number, "frames": len(frames)}))
+        return writer.close()
+
+
+def encode_file(
+    source: str, settings: Resolved, *, notes: Notes, listener: Listener = ignore
+) -> tuple[Path, LatentShape]:
+    """Encode a picture or a video into the latents file `output.output`; return path and shape."""
+    path = Path(source)
+    target = _target(settings, [path], ".safetensors")
+    vae = vae_config(find_component(settings, "vae", why="encoding", download=True))
+    batches: Iterator[np.ndarray]
+    if path.suffix.lower() in PICTURE_ENDINGS:
+        batches, frames = _picture(path, settings, vae.ratios, notes), 1
+        height, width = settings.settings.video.height, settings.settings.video.width
+    else:
+        batches, frames, height, width = _video(path, settings, vae.ratios, notes)
+    ratios = vae.ratios
+    shape = LatentShape(
+        1,
+        vae.latent_channels,
+        ratios.latent_frames_of(frames),
+        height // ratios.space,
+        width // ratios.space,
+    )
+    pipeline = Pipeline(settings, notes=notes)
+    writer = LatentsWriter(
+        target,
+        shape=shape,
+        dtype=torch.float32,
+        metadata={"fps": str(settings.settings.video.fps)},
+        overwrite=settings.settings.output.overwrite,
+    )
+    done = 0
+    try:
+        for latents in pipeline.encode_frames(batches):
+            writer.write(done, latents.to("cpu", torch.float32))
+            done += latents.shape[2]
+            listener(Event("chunk_done", data={"latent_frames": done}))
+        writer.close()
+    except BaseException:
+        writer.abort()
+        raise
+    return target, shape
+
+
+def _target(settings: Resolved, inputs: list[Path], ending: str) -> Path:
+    output = settings.settings.output.output
+    if not output:
+        raise UsageError("no output", fix=f"add -o FILE{ending}")
+    overwrite = settings.settings.output.overwrite
+    check_output(Path(output), overwrite=overwrite, inputs=inputs, suffixes=(ending,))
+    return Path(output)
+
+
+def _video_settings(
+    settings: Resolved, shape: LatentShape, ratios: VAERatios, *, frames: int
+) -> VideoSettings:
+    video = settings.settings.video
+    return VideoSettings(
+        width=shape.width * ratios.space,
+        height=shape.height * ratios.space,
+        fps=parse_fps(video.fps),
+        crf=video.crf,
+        encoder=video.encoder,
+        encoder_preset=video.encoder_preset,
+        frames_per_chunk=frames,
+    )
+
+
+def _spans(frames: int, block: int) -> Iterator[tuple[int, int]]:
+    """Yield chunks of latent frames: one more in the first, as after a sink."""
+    start = 0
+    while start < frames:
+        stop = min(frames, start + block + (1 if start == 0 else 0))
+        yield start, stop
+        start = stop
+
+
+def _picture(
+    path: Path, settings: Resolved, ratios: VAERatios, notes: Notes
+) -> Iterator[np.ndarray]:
+    video = settings.settings.video
+    check_size(video.height, video.width, ratios.space)
+    pixels = read_image(path, notes=notes)
+    fitted = fit_image(pixels, width=video.width, height=video.height, notes=notes, name=str(path))
+    return iter([fitted[None]])
+
+
+def _video(
+    path: Path, settings: Resolved, ratios: VAERatios, notes: Notes
+) -> tuple[Iterator[np.ndarray], int, int, int]:
+    """Return batches of fitted frames, their count, and the size."""
+    with VideoReader(path, notes=notes) as reader:
+        available = reader.frame_count
+        height, width = video_size(settings, reader.height, reader.width, ratios.space)
+        check_size(height, width, ratios.space)
+        fit = reader.fit(width=width, height=height)
+    asked = asked_frames(settings)
+    frames = cap_frames(available, asked, stride=ratios.time, what=str(path), notes=notes, least=1)
+
+    def batches() -> Iterator[np.ndarray]:
+        with VideoReader(path) as again:
+            batch: list[np.ndarray] = []
+            for number, frame in enumerate(again.frames(count=frames)):
+                batch.append(apply_fit(frame, fit))
+                if number % ratios.time == 0:
+                    yield np.stack(batch)
+                    batch = []
+
+    return batches(), frames, height, width
