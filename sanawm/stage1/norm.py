@@ -1,0 +1,25 @@
+"""Root-mean-square norm with a weight, over the last axis.
+
+| step | dtype |
+|---|---|
+| norm and weight product | float32, rounded once to the dtype of the input |
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from sanawm.ops.norm import rms_norm
+
+
+class RMSNorm(nn.Module):
+    """`x / rms(x) * weight`. Query and key norms act on the whole width, before the head split."""
+
+    def __init__(self, width: int, *, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, eps=self.eps, weight=self.weight)
