@@ -43,8 +43,8 @@ def load_weights(
 
     `dtype` is the dtype to hold them in, float32 for names for which `keep_float32` is true.
     Tensors of `source` that `module` does not have are an error unless they match one of the
-    `ignore` patterns (fnmatch). One wrapper prefix common to all names is stripped, with a line
-    through `note`; `_orig_mod.` is removed anywhere.
+    `ignore` patterns (see `is_ignored`). One wrapper prefix common to all names is stripped, with a
+    line through `note`; `_orig_mod.` is removed anywhere.
 
     Raises `CheckpointError` naming up to five missing, misshapen and unexpected tensors each.
     """
@@ -130,7 +130,7 @@ def check_names(
         for n, s in wanted.items()
         if n in found and tuple(found[n]) != tuple(s)
     ]
-    extra = [n for n in found if n not in wanted and not any(fnmatchcase(n, p) for p in patterns)]
+    extra = [n for n in found if n not in wanted and not is_ignored(n, patterns)]
     parts = [
         f"{len(names)} {kind}: {list_some(names)}"
         for kind, names in (
@@ -145,6 +145,20 @@ def check_names(
             f"{label}: weights do not fit the model; " + "; ".join(parts),
             fix="check that config.json and weights belong to the same release of this component",
         )
+
+
+def is_ignored(name: str, patterns: Iterable[str]) -> bool:
+    """Return whether a tensor's name matches one of `patterns`.
+
+    A pattern is matched part by part: `*` stands for one part between dots, and only at the end of
+    the pattern for everything below (`blocks.*.audio_*`: whatever a block holds by that name).
+    """
+    for pattern in patterns:
+        wanted = pattern.split(".")
+        parts = name.split(".", len(wanted) - 1)
+        if len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted)):
+            return True
+    return False
 
 
 def _dims(shape: Iterable[int]) -> str:

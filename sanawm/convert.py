@@ -13,9 +13,10 @@ from .config import Resolved
 from .errors import UsageError
 from .events import Event, Listener, ignore
 from .io.files import check_output
+from .io.frames_dir import FramesDir
 from .io.image import apply_fit, check_size, fit_image, read_image
-from .io.latents import LatentsSource, LatentsWriter
-from .io.preview import FramesDir
+from .io.latent_writer import LatentsWriter
+from .io.latents import LatentsSource
 from .io.rates import parse_fps
 from .io.reader import VideoReader
 from .io.video import VideoFile, VideoSettings, VideoWriter, check_encoder
@@ -53,7 +54,8 @@ def decode_file(
     pipeline = Pipeline(settings, notes=notes)
     folder = settings.settings.output.frames_dir
     overwrite = settings.settings.output.overwrite
-    pictures = FramesDir(Path(folder), overwrite=overwrite) if folder else None
+    size = {"width": video.width, "height": video.height}
+    pictures = FramesDir(Path(folder), overwrite=overwrite, **size) if folder else None
     state = DecoderState()
     with VideoWriter(target, video, overwrite=overwrite, notes=notes) as writer:
         for number, (start, stop) in enumerate(_spans(shape.frames, block)):
@@ -92,9 +94,9 @@ def encode_file(
     pipeline = Pipeline(settings, notes=notes)
     writer = LatentsWriter(
         target,
-        shape=shape,
-        dtype=torch.float32,
-        metadata={"fps": str(settings.settings.video.fps)},
+        shape,
+        torch.float32,
+        {"fps": str(settings.settings.video.fps)},
         overwrite=settings.settings.output.overwrite,
     )
     done = 0
@@ -157,21 +159,20 @@ def _video(
     path: Path, settings: Resolved, ratios: VAERatios, notes: Notes
 ) -> tuple[Iterator[np.ndarray], int, int, int]:
     """Return batches of fitted frames, their count, and the size."""
-    with VideoReader(path, notes=notes) as reader:
-        available = reader.frame_count
-        height, width = video_size(settings, reader.height, reader.width, ratios.space)
-        check_size(height, width, ratios.space)
-        fit = reader.fit(width=width, height=height)
+    reader = VideoReader(path, notes=notes)
+    available = reader.frame_count
+    height, width = video_size(settings, reader.height, reader.width, ratios.space)
+    check_size(height, width, ratios.space)
+    fit = reader.fit(width=width, height=height)
     asked = asked_frames(settings)
     frames = cap_frames(available, asked, stride=ratios.time, what=str(path), notes=notes, least=1)
 
     def batches() -> Iterator[np.ndarray]:
-        with VideoReader(path) as again:
-            batch: list[np.ndarray] = []
-            for number, frame in enumerate(again.frames(count=frames)):
-                batch.append(apply_fit(frame, fit))
-                if number % ratios.time == 0:
-                    yield np.stack(batch)
-                    batch = []
+        batch: list[np.ndarray] = []
+        for number, frame in enumerate(reader.frames(count=frames)):
+            batch.append(apply_fit(frame, fit))
+            if number % ratios.time == 0:
+                yield np.stack(batch)
+                batch = []
 
     return batches(), frames, height, width

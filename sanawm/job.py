@@ -222,10 +222,11 @@ class RefineJob:
     def _noise(self) -> Noise:
         path = self.plan.settings.settings.input.noise
         if path:
-            from .io.latents import NoiseFile
+            from .io.latents import NoiseSource
 
-            file = NoiseFile.open(Path(path), clip=self.plan.shape, sink=self.plan.window.sink)
-            return GivenNoise(file.frames, sink=self.plan.window.sink)
+            sink = self.plan.window.sink
+            source = NoiseSource.open(Path(path), shape=self.plan.shape, first=sink)
+            return GivenNoise(source.frames, sink=sink)
         noise = self.pipeline.noise()
         if self.plan.outputs.save_noise is None:
             return noise
@@ -235,10 +236,10 @@ class RefineJob:
         target = self.plan.outputs.save_noise
         if target is None or not self._noise_drawn:
             return
-        from .io.latents import save_tensors
+        from .io.latent_writer import save_tensors
 
         eps = torch.cat([n.cpu() for n in self._noise_drawn], dim=2).contiguous()
-        save_tensors(target, {"eps": eps}, metadata={}, overwrite=self.plan.outputs.overwrite)
+        save_tensors(target, {"eps": eps}, {}, overwrite=self.plan.outputs.overwrite)
 
     def _block_done(self, chunk: RefinedChunk, pixels: FrameChunk | None, since: float) -> float:
         """Record a finished block and tell the listener; return the time."""

@@ -50,7 +50,8 @@ FLAT_LATENTS = 1e-3
 class RefinedChunk:
     """One refined block. The first chunk of a clip starts with the sink frames.
 
-    `latents` is `(B, C, T, H, W)`: `span.frames` refined frames, after the sink's in chunk 0.
+    `latents` is `(B, C, T, H, W)` float32: `span.frames` refined frames, after the sink's in
+    chunk 0.
     """
 
     span: BlockSpan
@@ -240,10 +241,10 @@ class Pipeline:
             stream.start(lead)
         for block in source:
             done = stream.refine(block)
-            latents = done.latents
+            latents = done.latents.float()
             if lead is not None:
-                # The sink is handed on as it came in, bit for bit.
-                latents = torch.cat((lead.to(latents.device), latents.to(lead.dtype)), dim=2)
+                # The sink is handed on as it came in, bit for bit (float32 holds every input).
+                latents = torch.cat((lead.to(latents.device).float(), latents), dim=2)
                 lead = None
             yield RefinedChunk(done.span, latents, done.history_frames, done.sink_position)
 
@@ -262,7 +263,7 @@ class Pipeline:
         )
         for span in self.window.blocks(shape.frames):
             start = 0 if span.number == 0 else span.start
-            yield RefinedChunk(span, refined[:, :, start : span.stop], 0, 0)
+            yield RefinedChunk(span, refined[:, :, start : span.stop].float(), 0, 0)
 
     def _path(self, name: str, why: str) -> Path:
         if name not in self._components:

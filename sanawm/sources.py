@@ -133,10 +133,10 @@ class VideoClip(Source):
         from .io.image import apply_fit, fit_size
         from .io.reader import VideoReader
 
-        with VideoReader(self.path) as reader:
-            fit = fit_size(reader.width, reader.height, self.width, self.height)
-            for frame in reader.frames(count=self.frames, indices=self.indices):
-                yield apply_fit(frame, fit)
+        reader = VideoReader(self.path)
+        fit = fit_size(reader.width, reader.height, self.width, self.height)
+        for frame in reader.frames(count=self.frames, indices=self.indices):
+            yield apply_fit(frame, fit)
 
 
 def open_source(
@@ -249,13 +249,13 @@ def _video(
     from .io.image import check_size
     from .io.reader import VideoReader
 
-    with VideoReader(path, notes=notes) as reader:
-        fps = _video_rate(settings, path, reader.fps, notes)
-        indices = reader.sample(settings.settings.video.sampling, fps=fps)
-        available = reader.frame_count if indices is None else len(indices)
-        height, width = video_size(settings, reader.height, reader.width, ratios.space)
-        check_size(height, width, ratios.space)
-        reader.fit(width=width, height=height)
+    reader = VideoReader(path, notes=notes)
+    fps = _video_rate(settings, path, reader.fps, notes)
+    indices = reader.sample(settings.settings.video.sampling, fps=fps)
+    available = reader.frame_count if indices is None else len(indices)
+    height, width = video_size(settings, reader.height, reader.width, ratios.space)
+    check_size(height, width, ratios.space)
+    reader.fit(width=width, height=height)
     asked = asked_frames(settings)
     stride = ratios.time * window.block
     frames = cap_frames(available, asked, stride=stride, what=str(path), notes=notes)

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 import torch
 
-from .io.latents import LatentsWriter, save_tensors
-from .io.preview import ContactSheet, FramesDir
+from .io.files import atomic_write
+from .io.frames_dir import FramesDir
+from .io.latent_writer import LatentsWriter
+from .io.preview import ContactSheet
 from .io.video import VideoFile, VideoSettings, VideoWriter, check_encoder
 from .notes import Notes
 
@@ -59,14 +61,16 @@ class OutputWriters:
         if self._frames is not None:
             self._frames.write(chunk.frames)
         if self._sheet is not None:
-            self._sheet.add(chunk.frames, block=chunk.span.number, first=chunk.first)
+            self._sheet.add_block(chunk.span.number, chunk.first, chunk.frames)
 
     def close(self) -> VideoFile | None:
         """Finish all outputs; the video gets its name once its frames were counted."""
         if self._latents is not None:
             self._latents.close()
-        if self._sheet is not None:
-            self._sheet.save()
+        if self._frames is not None:
+            self._frames.close()
+        if self._sheet is not None and self.plan.outputs.preview is not None:
+            self._sheet.save(self.plan.outputs.preview, overwrite=self.plan.outputs.overwrite)
         return None if self._video is None else self._video.close()
 
     def __enter__(self) -> Self:
@@ -119,30 +123,25 @@ class OutputWriters:
             return None
         return LatentsWriter(
             target,
-            shape=self.plan.shape,
-            dtype=torch.float32,
-            metadata={"fps": str(self.plan.fps)},
+            self.plan.shape,
+            torch.float32,
+            {"fps": str(self.plan.fps)},
             overwrite=self.plan.outputs.overwrite,
         )
 
     def _open_frames(self) -> FramesDir | None:
-        folder = self.plan.outputs.frames_dir
-        return None if folder is None else FramesDir(folder, overwrite=self.plan.outputs.overwrite)
+        folder, pixels = self.plan.outputs.frames_dir, self.plan.pixels
+        if folder is None:
+            return None
+        overwrite = self.plan.outputs.overwrite
+        return FramesDir(folder, width=pixels.width, height=pixels.height, overwrite=overwrite)
 
     def _open_sheet(self) -> ContactSheet | None:
-        target = self.plan.outputs.preview
-        if target is None:
-            return None
-        return ContactSheet(target, fps=self.plan.output_fps)
+        return None if self.plan.outputs.preview is None else ContactSheet()
 
     def _save_camera(self) -> None:
         target = self.plan.outputs.save_camera
         if target is None or self.plan.camera is None:
             return
-        from .io.files import atomic_write
-
         with atomic_write(target) as temporary, temporary.open("wb") as f:
             np.save(f, self.plan.camera.poses, allow_pickle=False)
-
-
-__all__ = ["OutputWriters", "save_tensors"]

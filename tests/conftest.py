@@ -1,8 +1,7 @@
-"""Shared fixtures. Tests run with one intra-op thread so that results do not depend on the machine."""
+"""Shared fixtures. One intra-op thread, so that results do not depend on the machine."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,11 +10,10 @@ GOLDEN = Path(__file__).parent / "golden"
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _one_thread() -> Iterator[None]:
+def _one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
-    yield
 
 
 @pytest.fixture(scope="session")

@@ -202,12 +202,17 @@ class RefinerCache:
         self.history_frames = kept
 
     def state_dict(self) -> dict[str, Any]:
-        """Return sink, history and positions as plain tensors and numbers (for a run state)."""
+        """Return sink, history and positions as plain tensors and numbers (for a run state).
+
+        `keys` are those of the history; the sink's are saved before RoPE, as every block places
+        them anew. `values` are those of both.
+        """
+        sink = self.window.sink * self.tokens_per_frame
         visible = self.prefix_frames * self.tokens_per_frame
         return {
             "history_frames": self.history_frames,
             "sink_ready": self.sink_ready,
-            "keys": self._keys[:, :, :, :visible].clone(),
+            "keys": self._keys[:, :, :, sink:visible].clone(),
             "values": self._values[:, :, :, :visible].clone(),
             "sink_keys": self._sink_keys.clone(),
         }
@@ -225,13 +230,10 @@ class RefinerCache:
                 f"{self.window.history_max}",
                 fix=RESUME_FIX,
             )
-        visible = (self.window.sink + frames) * self.tokens_per_frame
-        expected = (*self._keys.shape[:3], visible, self._keys.shape[4])
-        for name, shape in (
-            ("keys", expected),
-            ("values", expected),
-            ("sink_keys", tuple(self._sink_keys.shape)),
-        ):
+        sink = self.window.sink * self.tokens_per_frame
+        visible = sink + frames * self.tokens_per_frame
+        for name, tokens in (("keys", visible - sink), ("values", visible), ("sink_keys", sink)):
+            shape = (*self._keys.shape[:3], tokens, self._keys.shape[4])
             saved = state[name]
             if tuple(saved.shape) != shape or saved.dtype != self._keys.dtype:
                 raise UsageError(
@@ -240,7 +242,7 @@ class RefinerCache:
                     fix=RESUME_FIX,
                 )
         self.reset()
-        self._keys[:, :, :, :visible] = state["keys"]
+        self._keys[:, :, :, sink:visible] = state["keys"]
         self._values[:, :, :, :visible] = state["values"]
         self._sink_keys.copy_(state["sink_keys"])
         self.history_frames = frames

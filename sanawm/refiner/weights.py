@@ -14,7 +14,7 @@ from sanawm.tensorfile import TensorFiles
 from .config import RefinerConfig
 from .model import RefinerModel
 
-#: Tensors of the audio half, which the video pass never reads (fnmatch patterns).
+#: Tensors of the audio half, which the video pass never reads.
 IGNORED = (
     "audio_*",
     "av_cross_attn_*",

@@ -1,0 +1,273 @@
+"""The action language: `w-24,dw-24` is 24 frames of W, then 24 of D and W together.
+
+Two schemes give the same letters different meanings (`camera.md`, section 2): `unified` (since June
+2026: A/D turn, J/L strafe, motion fades out after a release) and `legacy` (first release and
+diffusers 0.42.1: A/D strafe, J/L turn, no fading).
+
+Everything is float64; poses are cast to float32 at the end.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from sanawm.errors import InputError, UsageError
+
+from .geometry import Float64
+from .trajectory import Trajectory
+
+Scheme = Literal["unified", "legacy"]
+Keys = frozenset[str]
+
+#: Letters an action may hold; `none` stands for no key.
+KEYS = "wasdijkl"
+#: Longest roll-out, frames: 17 hours at 16 frames a second. Above it, a typing error is likelier.
+MAX_FRAMES = 1_000_000
+
+#: Seconds a frame stands for in the fading of released motion: 16 frames a second, whatever --fps.
+FRAME_SECONDS = 1.0 / 16.0
+#: Time constants in seconds: towards a speed that is held, and towards standstill.
+HELD_SECONDS, RELEASED_SECONDS = 0.45, 1.0
+#: Kept from upstream: added to the length a flattened direction is divided by.
+FLAT_EPSILON = 1e-6
+
+
+class Motion(NamedTuple):
+    """Speeds of one frame: forward and right in scene units, yaw right and pitch up in radians."""
+
+    forward: float
+    right: float
+    yaw: float
+    pitch: float
+
+
+class KeyPair(NamedTuple):
+    """Key that moves one way and key that moves the other way."""
+
+    plus: str
+    minus: str
+
+    def sign(self, keys: Keys) -> int:
+        """Return +1, -1 or 0 (neither, or both)."""
+        return (self.plus in keys) - (self.minus in keys)
+
+
+@dataclass(frozen=True)
+class SchemeDefaults:
+    """What the letters of a scheme mean and how fast they move unless the user says otherwise."""
+
+    forward: KeyPair
+    right: KeyPair
+    yaw: KeyPair
+    pitch: KeyPair
+    translation_speed: float  # scene units a frame
+    rotation_speed_deg: float  # degrees a frame
+    pitch_limit_deg: float
+
+
+_FORWARD, _PITCH = KeyPair("w", "s"), KeyPair("i", "k")
+SCHEMES: dict[str, SchemeDefaults] = {
+    "unified": SchemeDefaults(
+        _FORWARD, KeyPair("l", "j"), KeyPair("d", "a"), _PITCH, 0.025, 0.6, 60.0
+    ),
+    "legacy": SchemeDefaults(
+        _FORWARD, KeyPair("d", "a"), KeyPair("l", "j"), _PITCH, 0.05, 1.2, 85.0
+    ),
+}
+
+
+def parse_actions(text: str) -> list[Keys]:
+    """Return the keys held in each frame of an action string, without whitespace and case.
+
+    Raises `InputError` naming the segment that is wrong.
+    """
+    compact = "".join(text.replace("\uff0c", ",").split())
+    if not compact:
+        raise InputError("the action string is empty", fix="write KEYS-FRAMES, such as w-24,dw-24")
+    segments = compact.split(",")
+    frames: list[Keys] = []
+    for number, segment in enumerate(segments, start=1):
+        keys, count = _parse_segment(segment, f"action segment {number} of {len(segments)}")
+        if len(frames) + count > MAX_FRAMES:
+            raise InputError(
+                f"action segment {number} of {len(segments)}: {count} frames make the path "
+                f"longer than {MAX_FRAMES} frames",
+                fix="use fewer frames",
+            )
+        frames.extend([keys] * count)
+    return frames
+
+
+def _parse_segment(segment: str, where: str) -> tuple[Keys, int]:
+    """Return keys and frame count of `<keys>-<frames>`, split at the last hyphen."""
+    if not segment:
+        raise InputError(
+            f"{where} is empty: two commas in a row, or one at the end",
+            fix="remove the extra comma",
+        )
+    keys, hyphen, count = segment.rpartition("-")
+    if not hyphen:
+        odd = next((c for c in segment if c in "\u2010\u2011\u2012\u2013\u2014\u2212"), None)
+        hint = f"use the plain hyphen - instead of {odd}" if odd else "write it as, say, w-24"
+        raise InputError(f"{where}: {segment!r} has no frame count, expected KEYS-FRAMES", fix=hint)
+    frames = _parse_count(count)
+    held = keys.lower()
+    if frames is None:
+        found = f"{count!r} as its frame count" if count else "no frame count after the hyphen"
+        example = keys if held == "none" or (held and set(held) <= set(KEYS)) else "w"
+        raise InputError(
+            f"{where}: {segment!r} has {found}, expected a whole number from 1",
+            fix=f"write keys first and frames last, say {example}-24",
+        )
+    if held in ("", "none"):
+        return frozenset(), frames
+    unknown = sorted(set(held) - set(KEYS))
+    if unknown:
+        names = ", ".join(repr(c) for c in unknown)
+        raise InputError(
+            f"{where}: {segment!r} has keys that do not exist: {names}; expected letters of "
+            f"{' '.join(KEYS)}, or none",
+            fix="separate segments with a comma and remove unknown letters",
+        )
+    return frozenset(held), frames
+
+
+def _parse_count(text: str) -> int | None:
+    """Return the frame count, or None when `text` is no whole number from 1."""
+    if not text.isdigit():
+        return None
+    try:
+        count = int(text)
+    except ValueError:  # digits such as a superscript two, or thousands of them
+        return None
+    return count if count > 0 else None
+
+
+def roll_out_actions(
+    text: str,
+    *,
+    scheme: str = "unified",
+    translation_speed: float | None = None,
+    rotation_speed_deg: float | None = None,
+    pitch_limit_deg: float | None = None,
+    smooth: bool = True,
+) -> Trajectory:
+    """Roll an action string out to a trajectory: N frames of keys give N + 1 poses, pose 0 = I.
+
+    `translation_speed` is in scene units a frame, `rotation_speed_deg` in degrees a frame,
+    `pitch_limit_deg` the largest angle up or down; None takes the scheme's value. `smooth=False`
+    turns the fading of the unified scheme off.
+
+    Raises `InputError` for a malformed string and `UsageError` for settings out of range.
+    """
+    if scheme not in SCHEMES:
+        raise UsageError(
+            f"action scheme {scheme!r} does not exist", fix=f"use one of {', '.join(SCHEMES)}"
+        )
+    defaults = SCHEMES[scheme]
+    speed = _setting("translation speed", translation_speed, defaults.translation_speed)
+    turn = math.radians(
+        _setting("rotation speed", rotation_speed_deg, defaults.rotation_speed_deg, most=180.0)
+    )
+    limit = math.radians(
+        _setting("pitch limit", pitch_limit_deg, defaults.pitch_limit_deg, most=90.0)
+    )
+    targets: list[tuple[Keys, Motion]] = []
+    for keys in parse_actions(text):
+        target = Motion(
+            speed * defaults.forward.sign(keys),
+            speed * defaults.right.sign(keys),
+            turn * defaults.yaw.sign(keys),
+            turn * defaults.pitch.sign(keys),
+        )
+        targets.append((keys, target))
+    if scheme == "legacy":
+        poses = _integrate([m for _, m in targets], limit, epsilon=0.0, saturate=False)
+    else:
+        motions = _fade(targets) if smooth else [m for _, m in targets]
+        poses = _integrate(motions, limit, epsilon=FLAT_EPSILON, saturate=True)
+    return Trajectory(
+        poses.astype(np.float32), format="action", source=f"action {text!r} ({scheme} scheme)"
+    )
+
+
+def _setting(name: str, value: float | None, default: float, *, most: float = math.inf) -> float:
+    """Return the value or its default; raise `UsageError` outside `0 .. most`."""
+    if value is None:
+        return default
+    if not math.isfinite(value) or not 0 <= value <= most:
+        bound = "a finite number from 0" if math.isinf(most) else f"0 to {most:g}"
+        raise UsageError(
+            f"{name} {value:g} cannot be used: expected {bound}",
+            fix=f"leave it out for the scheme's {default:g}",
+        )
+    return float(value)
+
+
+def _fade(targets: list[tuple[Keys, Motion]]) -> list[Motion]:
+    """Return the speeds of each frame with inertia (`camera.md`, section 2.3).
+
+    A key that was not held in the frame before sets all four speeds at once, also those of keys
+    just released. In any other frame each speed moves a fixed share of the way to its target.
+    """
+    held_share = 1.0 - math.exp(-FRAME_SECONDS / HELD_SECONDS)
+    released_share = 1.0 - math.exp(-FRAME_SECONDS / RELEASED_SECONDS)
+    current, last = Motion(0.0, 0.0, 0.0, 0.0), Keys()
+    motions = []
+    for keys, target in targets:
+        if keys - last:
+            current = target
+        else:
+            steps = (
+                speed + (held_share if abs(goal) > 1e-12 else released_share) * (goal - speed)
+                for speed, goal in zip(current, target, strict=True)
+            )
+            current = Motion(*steps)
+        last = keys
+        motions.append(current)
+    return motions
+
+
+def _integrate(motions: list[Motion], limit: float, *, epsilon: float, saturate: bool) -> Float64:
+    """Return the poses `(len(motions) + 1, 4, 4)` that the speeds lead through from I.
+
+    Yaw turns about the world's vertical, pitch about the camera's own x axis, and translation stays
+    in the horizontal plane at full speed. At the pitch `limit` (radians) a step is cut to fit when
+    `saturate` is true, else dropped.
+    """
+    poses = np.tile(np.eye(4), (len(motions) + 1, 1, 1))
+    rotation, position, pitch = np.eye(3), np.zeros(3), 0.0
+    for number, motion in enumerate(motions, start=1):
+        tilted = pitch + motion.pitch
+        if saturate:
+            tilted = min(max(tilted, -limit), limit)
+        elif not -limit <= tilted <= limit:
+            tilted = pitch
+        rotation = _about_y(motion.yaw) @ rotation @ _about_x(tilted - pitch)
+        pitch = tilted
+        forward = _flatten(rotation[:, 2], epsilon)
+        right = _flatten(rotation[:, 0], epsilon)
+        position = position + forward * motion.forward + right * motion.right
+        poses[number, :3, :3], poses[number, :3, 3] = rotation, position
+    return poses
+
+
+def _about_x(angle: float) -> Float64:
+    c, s = math.cos(angle), math.sin(angle)
+    return np.array([[1.0, 0.0, 0.0], [0.0, c, -s], [0.0, s, c]])
+
+
+def _about_y(angle: float) -> Float64:
+    c, s = math.cos(angle), math.sin(angle)
+    return np.array([[c, 0.0, s], [0.0, 1.0, 0.0], [-s, 0.0, c]])
+
+
+def _flatten(direction: Float64, epsilon: float) -> Float64:
+    """Return the horizontal part of `direction`, made about one unit long."""
+    flat = np.array([direction[0], 0.0, direction[2]])
+    length = math.hypot(flat[0], flat[2])
+    return flat / (length + epsilon) if length > 0 else flat

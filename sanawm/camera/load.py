@@ -1,0 +1,247 @@
+"""Load a trajectory file: read it, check it, bring it to one convention."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from sanawm.errors import InputError, UsageError
+from sanawm.notes import Notes
+
+from .detect import resolve_format
+from .framing import ImageSize
+from .geometry import (
+    GL_TO_CV,
+    Float64,
+    invert_poses,
+    nearest_rotations,
+    rotation_errors,
+)
+from .intrinsics import check_lens, scale_to_image
+from .raw import LARGEST_NUMBER, Axes, CameraFormat, Convention, RawPoses
+from .read_arrays import read_llff_poses, read_npy_poses, read_npz_poses
+from .read_colmap import read_colmap
+from .read_json import read_camera_path, read_transforms
+from .read_rows import read_kitti, read_re10k, read_tum
+from .trajectory import Trajectory
+
+#: Largest `max |R R^T - I|` of a matrix that still counts as a rotation.
+ROTATION_TOLERANCE = 1e-3
+#: Above this a rotation is replaced by the nearest exact one.
+ROTATION_EXACT = 1e-6
+#: Positions beyond this are moved to the origin before float32, whose steps are 6e-5 here.
+FAR_FROM_ORIGIN = 1e3
+
+
+def load_trajectory(
+    path: Path,
+    *,
+    camera_format: str | None = None,
+    convention: Convention | None = None,
+    axes: Axes | None = None,
+    sort: Literal["name", "file"] = "name",
+    translation_scale: float = 1.0,
+    image_size: ImageSize | None = None,
+    notes: Notes,
+) -> Trajectory:
+    """Return the trajectory in a file (or COLMAP folder) as camera-to-world with OpenCV axes.
+
+    The format is found by content unless `camera_format` names it. `convention` and `axes` override
+    what the format says. `sort` orders frames that have image names: by name, digits compared as
+    numbers, or as in the file. Positions are multiplied by `translation_scale`. With `image_size`
+    the intrinsics come out in pixels of that image.
+
+    Raises `MissingFile`, `InputError` naming file, frame or line and cell, `UsageError` for a bad
+    option. What was changed or looks wrong goes to `notes`.
+    """
+    if not math.isfinite(translation_scale) or translation_scale <= 0:
+        raise UsageError(
+            f"translation scale {translation_scale:g} cannot be used: expected more than 0",
+            fix="give a positive number, 1 changes nothing",
+        )
+    path, kind = resolve_format(Path(path), camera_format)
+    raw = _read(path, kind, convention=convention, image_size=image_size, notes=notes)
+    raw = _order(raw, sort, path, notes)
+    raw = _choose_conventions(raw, convention, axes, path, notes)
+    poses = _to_opencv(_check_matrices(raw, path, notes), raw)
+    poses[:, :3, 3] *= translation_scale
+    poses = _near_origin(poses, path, notes)
+    if raw.intrinsics is not None:
+        check_lens(raw.intrinsics, source=str(path), labels=raw.labels)
+    scaled = "" if translation_scale == 1.0 else f", positions times {translation_scale:g}"
+    trajectory = Trajectory(
+        poses.astype(np.float32),
+        None if raw.intrinsics is None else raw.intrinsics.astype(np.float32),
+        raw.size,
+        raw.fov_x_deg,
+        raw.timestamps,
+        format=raw.format,
+        source=f"{path} ({raw.format}, {raw.convention}, {raw.axes} axes{scaled})",
+    )
+    if image_size is None or trajectory.intrinsics is None:
+        return trajectory
+    lens = scale_to_image(trajectory, image_size, notes)
+    return replace(trajectory, intrinsics=lens, source_size=image_size)
+
+
+def _read(
+    path: Path,
+    kind: CameraFormat,
+    *,
+    convention: Convention | None,
+    image_size: ImageSize | None,
+    notes: Notes,
+) -> RawPoses:
+    """Call the reader of a format."""
+    match kind:
+        case "npy":
+            return read_npy_poses(path)
+        case "npz":
+            return read_npz_poses(path, convention=convention, notes=notes)
+        case "llff":
+            return read_llff_poses(path)
+        case "nerfstudio" | "blender":
+            return read_transforms(path, kind, image_size=image_size, notes=notes)
+        case "camera-path":
+            return read_camera_path(path, image_size=image_size, notes=notes)
+        case "colmap":
+            return read_colmap(path, notes=notes)
+        case "re10k":
+            return read_re10k(path)
+        case "tum":
+            return read_tum(path)
+        case "kitti":
+            return read_kitti(path)
+
+
+def _order(raw: RawPoses, sort: str, path: Path, notes: Notes) -> RawPoses:
+    """Return the frames in natural order of their names, unless the file's order is asked for."""
+    if sort not in ("name", "file"):
+        raise UsageError(f"camera sort {sort!r} does not exist", fix="use name or file")
+    if raw.names is None or sort == "file":
+        return raw
+    names = raw.names
+    order = sorted(range(len(names)), key=lambda i: natural_key(names[i]))
+    if order == list(range(len(order))):
+        return raw
+    notes.info(
+        f"{path}: {len(order)} frames put in the order of their names ({names[order[0]]} first); "
+        "--camera-sort file keeps the file's order"
+    )
+    lens = None if raw.intrinsics is None else raw.intrinsics[order]
+    return replace(
+        raw,
+        matrices=raw.matrices[order],
+        labels=[raw.labels[i] for i in order],
+        names=[names[i] for i in order],
+        intrinsics=lens,
+    )
+
+
+def natural_key(name: str) -> list[tuple[int, str]]:
+    """Return a sort key that compares runs of digits as numbers: `im2` before `im10`."""
+    parts = re.split(r"([0-9]+)", name)
+    return [
+        (len(part.lstrip("0")), part.lstrip("0")) if index % 2 else (0, part)
+        for index, part in enumerate(parts)
+    ]
+
+
+def _choose_conventions(
+    raw: RawPoses, convention: Convention | None, axes: Axes | None, path: Path, notes: Notes
+) -> RawPoses:
+    """Return `raw` with the direction and axes that were asked for; note where these differ."""
+    for name, value, allowed in (
+        ("camera convention", convention, ("c2w", "w2c")),
+        ("camera axes", axes, ("opencv", "opengl")),
+    ):
+        if value is not None and value not in allowed:
+            raise UsageError(f"{name} {value!r} does not exist", fix=f"use {' or '.join(allowed)}")
+    if raw.format == "llff" and (axes == "opengl" or convention == "w2c"):
+        raise UsageError(
+            f"{path}: direction and axes of llff are fixed by its format",
+            fix="leave out --camera-axes and --camera-convention",
+        )
+    chosen = replace(raw, convention=convention or raw.convention, axes=axes or raw.axes)
+    for was, now in ((raw.convention, chosen.convention), (raw.axes, chosen.axes)):
+        if was != now and raw.format not in ("npy", "npz"):
+            notes.info(f"{path}: {raw.format} files are {was}, this one is read as {now} as asked")
+    return chosen
+
+
+def _check_matrices(raw: RawPoses, path: Path, notes: Notes) -> Float64:
+    """Return the matrices with exact rotations; raise `InputError` when one is no rigid pose."""
+    matrices = raw.matrices.copy()
+    bad = np.argwhere(~(np.abs(matrices) <= LARGEST_NUMBER))
+    if len(bad):
+        frame, row, column = bad[0]
+        raise InputError(
+            f"{path}: {raw.labels[frame]}, row {row}, column {column} (counted from 0) is "
+            f"{matrices[frame, row, column]}, expected a finite number",
+            fix="remove or repair this pose",
+        )
+    _check_last_rows(matrices, raw, path)
+    matrices[:, 3] = (0.0, 0.0, 0.0, 1.0)
+    rotations = matrices[:, :3, :3]
+    errors = rotation_errors(rotations)
+    mirrored = np.linalg.det(rotations) <= 0
+    wrong = (errors > ROTATION_TOLERANCE) | mirrored
+    if wrong.any():
+        frame = int(np.argmax(wrong))
+        if errors[frame] > ROTATION_TOLERANCE:
+            found = f"the 3x3 part is no rotation (R R^T is off by {errors[frame]:.3g})"
+        else:
+            found = "the 3x3 part mirrors space (its determinant is -1)"
+        raise InputError(
+            f"{path}: {raw.labels[frame]}: {found}, expected a rotation within "
+            f"{ROTATION_TOLERANCE:g} and determinant +1",
+            fix="export the poses without scale, shear or mirroring",
+        )
+    inexact = errors > ROTATION_EXACT
+    if inexact.any():
+        rotations[inexact] = nearest_rotations(rotations[inexact])
+        notes.info(
+            f"{path}: the rotations of {int(inexact.sum())} frames were off by up to "
+            f"{errors.max():.1e} and were replaced by the nearest exact ones"
+        )
+    return matrices
+
+
+def _check_last_rows(matrices: Float64, raw: RawPoses, path: Path) -> None:
+    """Raise `InputError` when a last row is not `0 0 0 1`."""
+    off = np.abs(matrices[:, 3] - np.array([0.0, 0.0, 0.0, 1.0])).max(axis=1) > 1e-4
+    if not off.any():
+        return
+    frame = int(np.argmax(off))
+    found = " ".join(f"{value:g}" for value in matrices[frame, 3])
+    turned = np.allclose(matrices[frame, :, 3], (0, 0, 0, 1), atol=1e-4)
+    raise InputError(
+        f"{path}: {raw.labels[frame]}: the last row is {found}, expected 0 0 0 1",
+        fix="the matrices are stored column by column: transpose each of them"
+        if turned
+        else "give rigid 4x4 poses for column vectors",
+    )
+
+
+def _to_opencv(matrices: Float64, raw: RawPoses) -> Float64:
+    """Return camera-to-world poses with OpenCV axes."""
+    poses = invert_poses(matrices) if raw.convention == "w2c" else matrices
+    return poses @ GL_TO_CV if raw.axes == "opengl" else poses
+
+
+def _near_origin(poses: Float64, path: Path, notes: Notes) -> Float64:
+    """Return poses moved to the first one's position when float32 would round them visibly."""
+    farthest = float(np.abs(poses[:, :3, 3]).max())
+    if farthest <= FAR_FROM_ORIGIN:
+        return poses
+    poses[:, :3, 3] -= poses[0, :3, 3].copy()
+    notes.info(
+        f"{path}: positions up to {farthest:.4g} units from the origin were moved so that frame 0 "
+        "is at the origin, which changes nothing for the model"
+    )
+    return poses
