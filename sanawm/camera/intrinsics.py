@@ -163,7 +163,7 @@ def resolve_intrinsics(
     trajectory: Trajectory | None,
     frames: int,
     *,
-    image_size: ImageSize,
+    image_size: ImageSize | None,
     target: ImageSize,
     supplied: Float32 | None = None,
     supplied_source: str = "--intrinsics",
@@ -175,7 +175,8 @@ def resolve_intrinsics(
 
     Strongest first: `supplied` `(F0, 4)` in source pixels; `fov_x_deg` across the source image;
     what the trajectory's file holds; 90 degrees across the target picture. Which one was used is
-    noted, with its values and its field of view.
+    noted, with its values and its field of view. Without an image (`image_size` None) the file's
+    intrinsics belong to a picture of the file's own size, others to the target picture.
 
     Raises `UsageError` when both `supplied` and `fov_x_deg` are given, and `InputError` when the
     field of view on the target picture leaves 25 to 120 degrees unless `allow_extreme_fov`.
@@ -185,6 +186,8 @@ def resolve_intrinsics(
             "both intrinsics and a field of view were given",
             fix="use either --intrinsics or --fov-x",
         )
+    if image_size is None:
+        image_size = _size_without_image(trajectory, supplied is None and fov_x_deg is None, target)
     if supplied is not None:
         source, lens = supplied_source, _fit_supplied(supplied, frames, supplied_source, notes)
     elif fov_x_deg is not None:
@@ -209,6 +212,14 @@ def resolve_intrinsics(
     )
     notes.info(f"intrinsics from {source}: {describe_lens(moved, target)}")
     return moved
+
+
+def _size_without_image(
+    trajectory: Trajectory | None, from_file: bool, target: ImageSize
+) -> ImageSize:
+    """Return the size of the picture that intrinsics are about when there is no image."""
+    held = trajectory.source_size if trajectory is not None and from_file else None
+    return target if held is None or held == FRACTIONS else held
 
 
 def describe_lens(intrinsics: Float32, size: ImageSize) -> str:

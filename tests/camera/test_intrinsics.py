@@ -238,3 +238,14 @@ def test_file_intrinsics_come_out_in_image_pixels_when_asked() -> None:
     assert whole.source_size == ImageSize(1280, 720)
     assert whole.intrinsics is not None
     np.testing.assert_allclose(whole.intrinsics[0], [1000, 1010, 640, 360])
+
+
+def test_without_an_image_the_file_speaks_of_its_own_picture() -> None:
+    whole = make_trajectory(2, 2, lens=True)  # 640x360
+    notes = Notes()
+    rows = resolve_intrinsics(whole, 2, image_size=None, target=TARGET, notes=notes)
+    np.testing.assert_allclose(rows[0], [1000, 1020, 634, 366 - 8])
+    assert not notes.warnings
+    rows = np.array([[640, 640, 640, 352]], dtype=np.float32)
+    same = resolve_intrinsics(whole, 2, image_size=None, target=TARGET, supplied=rows, notes=notes)
+    np.testing.assert_array_equal(same, np.repeat(rows, 2, axis=0))

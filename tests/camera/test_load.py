@@ -1,4 +1,4 @@
-"""Trajectory files: goldens of every format, options, conversions, malformed files."""
+"""Trajectory files: goldens of every format, options, conversions."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from .places import FORMATS, load, random_poses
 
 EXPECTED = np.load(FORMATS / "expected.npz")
 WH = ImageSize(*(int(side) for side in EXPECTED["wh"]))
-
-
 MATRIX = [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
 IMAGE = "1 1 0 0 0 0 0 0 1 a.png"
 CAMERA = "1 PINHOLE 640 360 500 500 320 180"
