@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -106,7 +107,7 @@ def encode(**values: Any) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit with its code."""
-    arguments = _hyphens(sys.argv[1:] if argv is None else argv)
+    arguments = _normalised(sys.argv[1:] if argv is None else argv)
     code = 70
     try:
         code = _guarded(arguments)
@@ -171,17 +172,38 @@ def _unexpected(error: Exception) -> int:
     return 70
 
 
-def _hyphens(arguments: list[str]) -> list[str]:
-    """Accept the underscore spelling of long flags: `--num_frames` is `--num-frames`."""
-    out: list[str] = []
-    for i, argument in enumerate(arguments):
+#: Global options and whether they take a value; they may stand before or after the command.
+GLOBALS = {
+    "--verbose": False,
+    "--quiet": False,
+    "--debug": False,
+    "--log-format": True,
+    "--log-file": True,
+}
+_SHORT_GLOBAL = re.compile(r"-(v+|q)")
+
+
+def _normalised(arguments: list[str]) -> list[str]:
+    """Accept two habits: `--num_frames` for `--num-frames`, and global options anywhere."""
+    first: list[str] = []
+    rest: list[str] = []
+    waiting = iter(arguments)
+    for argument in waiting:
         if argument == "--":
-            return out + arguments[i:]
+            return [*first, *rest, argument, *waiting]
         name, equals, value = argument.partition("=")
         if name.startswith("--"):
-            argument = name.replace("_", "-") + equals + value
-        out.append(argument)
-    return out
+            name = name.replace("_", "-")
+            argument = name + equals + value
+        if name in GLOBALS:
+            first.append(argument)
+            if GLOBALS[name] and not equals:
+                first.append(next(waiting, ""))
+        elif _SHORT_GLOBAL.fullmatch(argument):
+            first.append(argument)
+        else:
+            rest.append(argument)
+    return first + rest
 
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

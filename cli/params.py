@@ -17,6 +17,7 @@ from sanawm.errors import UsageError
 INPUT = "Input"
 CAMERA = "Camera (recorded with --latents and --video)"
 MODEL = "Model (changes pixels, recorded)"
+STAGE1_PANEL = "Stage 1 (with --image)"
 COMPUTE = "Compute (results stay the same)"
 OUTPUT = "Output"
 
@@ -70,6 +71,13 @@ def _flag(names: str, key: str, type_: Any, help_: str, panel: str, **more: Any)
 
 
 SOURCE = (
+    _flag(
+        "--image",
+        "input.image",
+        str,
+        "First image: stage 1 makes the clean latents of it, the prompt and the camera.",
+        INPUT,
+    ),
     _flag(
         "--latents",
         "input.latents",
@@ -195,9 +203,64 @@ FPS = _flag(
     "Frames per second the model is told, and of the file: 16, 23.976 or 24000/1001.",
     MODEL,
 )
+STAGE1 = (
+    _flag(
+        "--denoising-step-list",
+        "stage1.denoising_step_list",
+        str,
+        "Stage 1's timesteps (1000,960,889,727,0).",
+        STAGE1_PANEL,
+        parse=numbers("--denoising-step-list"),
+    ),
+    _flag(
+        "--num-frame-per-block",
+        "stage1.num_frame_per_block",
+        int,
+        "Latent frames a chunk; must be the checkpoint's (3).",
+        STAGE1_PANEL,
+    ),
+    _flag(
+        "--num-cached-blocks",
+        "stage1.num_cached_blocks",
+        int,
+        "Earlier chunks that softmax attention sees (2).",
+        STAGE1_PANEL,
+    ),
+    _flag(
+        "--sink-token/--no-sink-token",
+        "stage1.sink_token",
+        bool,
+        "Keep chunk 0 among them (on).",
+        STAGE1_PANEL,
+    ),
+    _flag(
+        "--stage1-noise",
+        "stage1.noise",
+        str,
+        "chunk: a draw a chunk; reference: one draw for the clip, as the authors do.",
+        STAGE1_PANEL,
+    ),
+)
 PRECISION = (
     _flag(
         "--precision", "runtime.precision", str, "auto (fp32 on CPU), fp32, bf16 or fp16.", MODEL
+    ),
+)
+SCHEDULE = (
+    _flag(
+        "--schedule",
+        "runtime.schedule",
+        str,
+        "sequential, overlap (a thread a stage) or auto (overlap on CUDA).",
+        COMPUTE,
+    ),
+    _flag(
+        "--offload",
+        "runtime.offload",
+        str,
+        "all: models wait in main memory and come to the device for their chunk; "
+        "text: only text encoders leave (default); none: nothing leaves.",
+        COMPUTE,
     ),
 )
 DEVICE = (
@@ -228,6 +291,7 @@ REFINE_OUTPUT = (
         invert=True,
     ),
     _flag("--save-latents", "output.save_latents", str, "Refined latents, .safetensors.", OUTPUT),
+    _flag("--save-stage1", "output.save_stage1", str, "Stage 1's latents, .safetensors.", OUTPUT),
     _flag(
         "--save-prompt-embeds",
         "output.save_prompt_embeds",
@@ -265,7 +329,9 @@ REFINE = (
     *CAMERA_FLAGS,
     FPS,
     *REFINER,
+    *STAGE1,
     *PRECISION,
+    *SCHEDULE,
     *DEVICE,
     STORE,
     *REFINE_OUTPUT,
