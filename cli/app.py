@@ -13,7 +13,7 @@ import typer
 from sanawm import __version__
 from sanawm.errors import SanawmError
 
-from . import params
+from . import camera_params, params
 from .console import NORMAL, QUIET, VERBOSE, Console
 
 LOG_FORMATS = ("auto", "rich", "plain", "json")
@@ -103,6 +103,58 @@ def encode(**values: Any) -> None:
     from .encode import run
 
     run(values, console())
+
+
+camera = typer.Typer(
+    name="camera",
+    help="Look at, convert, roll out and check camera paths; no model is loaded.",
+    no_args_is_help=True,
+)
+app.add_typer(camera)
+
+
+@camera.command("show")
+@params.with_flags(
+    camera_params.SHOW,
+    (camera_params.FILE, camera_params.PLOT, camera_params.TEXT_PLOT, camera_params.JSON),
+)
+def camera_show(**values: Any) -> None:
+    """Say what a camera path does: a table, a text plot on a terminal, a picture with --plot."""
+    from .camera import show
+
+    show(values, console())
+
+
+@camera.command("convert")
+@params.with_flags(
+    camera_params.CONVERT,
+    (params.argument("file", "IN", camera_params.FILE_HELP), camera_params.TO),
+)
+def camera_convert(**values: Any) -> None:
+    """Write a camera path in another format."""
+    from .camera import convert
+
+    convert(values, console())
+
+
+@camera.command("make")
+@params.with_flags(camera_params.MAKE, (camera_params.TO,))
+def camera_make(**values: Any) -> None:
+    """Roll an action string out and write its poses."""
+    from .camera import make
+
+    make(values, console())
+
+
+@camera.command("check")
+@params.with_flags(
+    camera_params.CHECK, (camera_params.FILE, camera_params.PLOT, camera_params.JSON)
+)
+def camera_check(**values: Any) -> None:
+    """Check a camera path: exit 1 when a check fails, 2 when the file is malformed."""
+    from .camera import check
+
+    check(values, console())
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -25,7 +25,7 @@ _EXPORTS = {
     "Pipeline": "sanawm.pipeline",
     "RefinedChunk": "sanawm.pipeline",
     "SanawmError": "sanawm.errors",
-    "write_video": "sanawm.pipeline",
+    "write_video": "sanawm.writers",
 }
 __all__ = [*_EXPORTS, "__version__"]
 
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from .pipeline import FrameChunk as FrameChunk
     from .pipeline import Pipeline as Pipeline
     from .pipeline import RefinedChunk as RefinedChunk
-    from .pipeline import write_video as write_video
     from .shapes import LatentShape as LatentShape
+    from .writers import write_video as write_video
 
 
 def __getattr__(name: str) -> Any:

@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING
 from .config import Resolved
 from .errors import CheckpointError, MachineError, UsageError
 from .locations import HF, local_path
+from .notes import Notes
 from .refiner.config import RefinerConfig
-from .shapes import VAERatios
+from .shapes import VAERatios, Window
+from .stage1.config import Stage1Config
+from .stage1.plan import check_chunk_size
 from .vae.config import VAEConfig
 
 if TYPE_CHECKING:
@@ -79,6 +82,39 @@ def check_pair(refiner: RefinerConfig, vae: VAEConfig, *, where: str) -> None:
             f"{where}: the refiner takes {refiner.in_channels} latent channels, the VAE has "
             f"{vae.latent_channels}",
             fix="use refiner and VAE of one release",
+        )
+
+
+def stage1_config(settings: Resolved, *, download: bool, notes: Notes) -> Stage1Config:
+    """Return stage 1's architecture: that of `model.stage1_config`, else the released one."""
+    location = settings.settings.model.stage1_config
+    if not location:
+        return Stage1Config.released()
+    path = local_path(location, what="stage1_config", download=download)
+    return Stage1Config.released() if path is None else Stage1Config.from_file(path, notes=notes)
+
+
+def check_stage1(
+    config: Stage1Config,
+    refiner: RefinerConfig,
+    ratios: VAERatios,
+    chunk: int,
+    window: Window,
+) -> None:
+    """Raise when stage 1 cannot feed this refiner: other latents, or chunks of another size."""
+    check_chunk_size(chunk, config)
+    if config.latent_channels != refiner.in_channels or config.vae != ratios:
+        raise CheckpointError(
+            f"stage 1 makes {config.latent_channels} latent channels with ratios "
+            f"{config.vae.time} and {config.vae.space}, the refiner takes {refiner.in_channels} "
+            f"with {ratios.time} and {ratios.space}",
+            fix="use stage 1 and refiner of one release, or set model.stage1_config",
+        )
+    if window.block != chunk:
+        raise UsageError(
+            f"refiner blocks of {window.block} latent frames differ from stage 1's chunks of "
+            f"{chunk}",
+            fix=f"use --refiner-block-size {chunk}",
         )
 
 

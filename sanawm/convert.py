@@ -23,8 +23,9 @@ from .io.video import VideoFile, VideoSettings, VideoWriter, check_encoder
 from .notes import Notes
 from .pipeline import Pipeline
 from .shapes import LatentShape, VAERatios
-from .sources import asked_frames, cap_frames, video_size
+from .sources import asked_frames, cap_frames
 from .vae.state import DecoderState
+from .video_source import video_size
 
 PICTURE_ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 

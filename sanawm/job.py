@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .errors import InputError, SanawmError
+from .errors import SanawmError
 from .estimate import MemoryEstimate, estimate_memory
 from .events import Event, Listener, ignore
 from .measure import device_bytes, peak_device_bytes
 from .notes import Notes
 from .pipeline import FrameChunk, Pipeline, RefinedChunk
 from .plan import Plan
+from .prompting import Texts, prompt_texts
 from .refiner.noise import GivenNoise, Noise
 from .report import (
     Record,
@@ -34,7 +36,7 @@ from .report import (
     video_metadata,
     write_report,
 )
-from .text.embeddings import PromptEmbeds, load_prompt_embeds, save_prompt_embeds
+from .schedule import Join, Offloaded, Overlap, Residency, Stage, in_turn, overlaps
 from .writers import OutputWriters
 
 #: Predicted and measured peak may differ by this share before a warning says so.
@@ -83,7 +85,7 @@ class RefineJob:
         self.command = command if command is not None else list(sys.argv)
         self.pipeline = Pipeline(plan.settings, notes=notes, components=plan.components)
         self.record = Record()
-        self._last_source = 0.0
+        self._stages: list[Stage] = []
         self._noise_drawn: list[Tensor] = []
 
     def run(self) -> JobResult:
@@ -112,9 +114,9 @@ class RefineJob:
         )
         stack.enter_context(writers)
         self._say_start(estimate, writers)
-        prompt = self._prompt()
+        texts = self._texts()
         self._load()
-        self._blocks(prompt, writers)
+        self._blocks(texts, writers, stack)
         self._save_noise()
         with self.record.timeline.measure("close", len(plan.blocks)):
             video = writers.close()
@@ -130,30 +132,24 @@ class RefineJob:
             record.output = {"path": str(plan.outputs.main), "frames": 0}
         self._memory(estimate)
 
-    def _prompt(self) -> PromptEmbeds:
-        """Return the prompt's embeddings, from a file, the store or the text encoder."""
-        plan = self.plan
+    def _texts(self) -> Texts:
+        """Return the embeddings of the prompt; each encoder is freed before the next loads."""
         with self.record.timeline.measure("text", -1):
-            if plan.prompt.embeds is not None:
-                prompt = load_prompt_embeds(plan.prompt.embeds).prompt
-            else:
-                assert plan.prompt.text is not None
-                self._emit("load_start", {"component": "text_encoder"})
-                prompt = self.pipeline.encode_prompt(plan.prompt.text, cache=self.cache)
+            texts = prompt_texts(
+                self.plan,
+                self.pipeline,
+                cache=self.cache,
+                loading=lambda name: self._emit("load_start", {"component": name}),
+            )
         self.record.memory["text_peak"] = peak_device_bytes(self.pipeline.device)
-        target = plan.outputs.save_prompt_embeds
-        if target is not None:
-            save_prompt_embeds(target, prompt, overwrite=plan.outputs.overwrite)
-        self._emit("encode_done", {"what": "prompt", "tokens": prompt.embeds.shape[1]})
-        return prompt
+        self._emit("encode_done", {"what": "prompt", "tokens": texts.prompt.embeds.shape[1]})
+        return texts
 
     def _load(self) -> None:
         """Load what the blocks need, one component after the other."""
-        needed = ["refiner"]
+        needed = [*self.plan.source.needs, "refiner"]
         if self.plan.outputs.video is not None:
             needed.append("decoder")
-        if self.plan.source.needs_encoder:
-            needed.append("encoder")
         for name in needed:
             self._emit("load_start", {"component": name})
             start = time.monotonic()
@@ -162,61 +158,79 @@ class RefineJob:
             seconds = round(time.monotonic() - start, 3)
             self._emit("load_done", {"component": name, "seconds": seconds})
 
-    def _blocks(self, prompt: PromptEmbeds, writers: OutputWriters) -> None:
-        """Refine, decode and hand over every block."""
-        decodes = self.plan.outputs.video is not None
-        chunks = self.pipeline.refine(
-            self._clean(), prompt, shape=self.plan.shape, noise=self._noise()
-        )
-        chunks = self._timed_refine(chunks, writers)
-        if not decodes:
-            for chunk in chunks:
-                self._block_done(chunk, None, time.monotonic())
-            return
-        mark = time.monotonic()
-        frames = self.pipeline.decode(chunks, drop_first=self.plan.frames.dropped == 1)
-        for number, span in enumerate(self.plan.blocks):
-            pixels = self._timed_decode(frames, number)
-            if pixels is None:
-                raise InputError(f"the source ended before block {span.number}")
-            writers.frames(pixels)
-            mark = self._block_done(self._refined, pixels, mark)
-            self._check_stop(span.number)
+    def _blocks(self, texts: Texts, writers: OutputWriters, stack: ExitStack) -> None:
+        """Take every block through the stages, in a row or overlapped."""
+        plan, pipe = self.plan, self.pipeline
+        join = self._join(stack)
+        source = self._stage(plan.source.stage, plan.source.needs)
+        chunks = plan.source.chunks(pipe, texts.caption)
+        first = -1 if plan.window.sink else 0
+        clean = join(self._clean(source.work(chunks, first=first), writers), source.name)
 
-    def _timed_refine(
-        self, chunks: Iterator[RefinedChunk], writers: OutputWriters
-    ) -> Iterator[RefinedChunk]:
-        timeline = self.record.timeline
-        for number in range(len(self.plan.blocks)):
-            self._last_source = timeline.now()
-            chunk = next(chunks)
-            timeline.add("refine", number, self._last_source, timeline.now())
-            writers.latents(chunk)
-            self._refined = chunk
-            self._refined_at = timeline.now()
+        refine = self._stage("refine", ("refiner",))
+        refined = pipe.refine(
+            refine.feed(clean), texts.prompt, shape=plan.shape, noise=self._noise()
+        )
+        refined = join(self._refined(refine.work(refined), writers), refine.name)
+
+        mark = time.monotonic()
+        if plan.outputs.video is None:
+            for chunk in refined:
+                mark = self._block_done(chunk, None, mark)
+                self._check_stop(chunk.span.number)
+            return
+        decode = self._stage("decode", ("decoder",))
+        kept: deque[RefinedChunk] = deque()
+        frames = pipe.decode(_keep(decode.feed(refined), kept), drop_first=plan.frames.dropped == 1)
+        for pixels in join(decode.work(frames), decode.name):
+            writers.frames(pixels)
+            mark = self._block_done(kept.popleft(), pixels, mark)
+            self._check_stop(pixels.span.number)
+
+    def _join(self, stack: ExitStack) -> Join[Any]:
+        """Return how stages are chained: in a row, or each on a thread."""
+        runtime = self.plan.settings.settings.runtime
+        overlap = overlaps(runtime.schedule, self.pipeline.device)
+        if overlap and runtime.offload == "all":
+            self.notes.change(
+                "offload all keeps one model on the device at a time: the stages run in a row"
+            )
+            overlap = False
+        self.record.schedule = "overlap" if overlap else "sequential"
+        if not overlap:
+            return in_turn
+        threads = Overlap()
+        stack.callback(threads.close)
+        return threads
+
+    def _stage(self, name: str, models: tuple[str, ...]) -> Stage:
+        pipe = self.pipeline
+        residency: Residency | None = None
+        if models and self.plan.settings.settings.runtime.offload == "all":
+            residency = Offloaded(lambda: getattr(pipe, models[0]), pipe.device)
+        stage = Stage(
+            name,
+            self.record.timeline,
+            residency=residency,
+            memory=lambda: device_bytes(pipe.device),
+        )
+        self._stages.append(stage)
+        return stage
+
+    def _clean(self, chunks: Iterator[Tensor], writers: OutputWriters) -> Iterator[Tensor]:
+        """Hand clean chunks on, keeping stage 1's on disk if asked."""
+        start = 0
+        for chunk in chunks:
+            writers.clean(start, chunk)
+            start += chunk.shape[2]
+            self._emit("chunk_done", {"latent_frames": start})
             yield chunk
 
-    def _timed_decode(self, frames: Iterator[FrameChunk], number: int) -> FrameChunk | None:
-        pixels = next(frames, None)
-        self.record.timeline.add("decode", number, self._refined_at, self.record.timeline.now())
-        return pixels
-
-    def _clean(self) -> Iterator[Tensor]:
-        """Yield the clean chunks, recording when each was read or encoded."""
-        timeline, sink = self.record.timeline, self.plan.window.sink
-        stage = "encode" if self.plan.source.needs_encoder else "read"
-        encoder = self.pipeline.encoder if self.plan.source.needs_encoder else None
-        chunks = self.plan.source.chunks(self.plan.window, encoder)
-        number = -1 if sink else 0
-        while True:
-            start = timeline.now()
-            chunk = next(chunks, None)
-            if chunk is None:
-                return
-            timeline.add(stage, number, start, timeline.now())
-            self._last_source = timeline.now()
-            self._emit("encode_done" if stage == "encode" else "chunk_done", {"chunk": number})
-            number += 1
+    def _refined(
+        self, chunks: Iterator[RefinedChunk], writers: OutputWriters
+    ) -> Iterator[RefinedChunk]:
+        for chunk in chunks:
+            writers.latents(chunk)
             yield chunk
 
     def _noise(self) -> Noise:
@@ -286,7 +300,12 @@ class RefineJob:
 
     def _memory(self, estimate: MemoryEstimate) -> None:
         measured = peak_device_bytes(self.pipeline.device)
-        self.record.memory |= {"predicted": estimate.rows(), "peak": measured}
+        stages = {stage.name: stage.peak_bytes for stage in self._stages}
+        self.record.memory |= {
+            "predicted": estimate.rows(),
+            "peak": measured,
+            "per_stage": {"text": self.record.memory.get("text_peak", 0), **stages},
+        }
         off = abs(measured - estimate.peak) / max(measured, 1)
         if off > MEMORY_TOLERANCE and max(measured, estimate.peak) > MEMORY_FLOOR:
             self.notes.warn(
@@ -364,6 +383,13 @@ class _Recorded:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._noise.load_state_dict(state["noise"])
         del self._drawn[state["count"] :]
+
+
+def _keep(chunks: Iterator[RefinedChunk], kept: deque[RefinedChunk]) -> Iterator[RefinedChunk]:
+    """Pass chunks on, remembering each (without its latents) for the line about its block."""
+    for chunk in chunks:
+        kept.append(replace(chunk, latents=chunk.latents[:, :, :0]))
+        yield chunk
 
 
 def luma_statistics(frames: np.ndarray) -> tuple[float, float]:

@@ -13,6 +13,7 @@ from .io.files import check_output, check_stem
 #: Settings keys of single-file outputs beside the video, with their accepted endings.
 SIDE_FILES = {
     "save_latents": (".safetensors",),
+    "save_stage1": (".safetensors",),
     "save_prompt_embeds": (".safetensors",),
     "save_noise": (".safetensors",),
     "save_camera": (".npy",),
@@ -28,6 +29,7 @@ class Outputs:
     video: Path | None
     overwrite: bool
     save_latents: Path | None = None
+    save_stage1: Path | None = None
     save_prompt_embeds: Path | None = None
     save_noise: Path | None = None
     save_camera: Path | None = None
@@ -62,6 +64,8 @@ def plan_outputs(settings: Resolved, *, inputs: Iterable[Path]) -> Outputs:
             "--no-video without --save-latents would write nothing",
             fix="add --save-latents FILE.safetensors",
         )
+    if sides["save_stage1"] is not None and not settings.settings.input.image:
+        raise UsageError("--save-stage1: stage 1 does not run without --image", fix="leave it out")
     if sides["report"] is None:
         sides["report"] = (video or sides["save_latents"] or Path()).with_suffix(".json")
     frames_dir = Path(out.frames_dir) if out.frames_dir else None

@@ -14,32 +14,38 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .components import Component, choose_device, choose_dtype, find_component
+from .camera.rays import CameraRays
+from .components import Component, choose_device, choose_dtype, find_component, stage1_config
 from .config import Resolved, resolve
 from .errors import NumericsError, UsageError
 from .io.rates import parse_fps
+from .locations import local_path
 from .notes import Notes
-from .refiner.model import RefinerModel, TextContext
+from .refiner.model import RefinerModel
 from .refiner.noise import Noise, SeededNoise
 from .refiner.single_shot import refine_single_shot
 from .refiner.stream import RefinerStream
 from .refiner.weights import load_refiner
 from .shapes import BlockSpan, LatentShape, Window
-from .text.embeddings import PromptEmbeds
+from .sources import split_clip
+from .stage1.camera import PathCamera
+from .stage1.model import Stage1Model
+from .stage1.noise import ChunkNoise, ClipNoise
+from .stage1.noise import NoiseSource as Stage1Noise
+from .stage1.plan import plan_chunks
+from .stage1.sampler import Stage1Stream
+from .stage1.weights import load_stage1
+from .text.embeddings import PromptEmbeds, Stage1Caption
 from .vae.decoder import VAEDecoder
 from .vae.encoder import VAEEncoder
 from .vae.pixels import pixels_to_uint8
 from .vae.state import DecoderState, EncoderState
 from .vae.weights import load_decoder, load_encoder
-
-if TYPE_CHECKING:
-    from .io.video import VideoFile
 
 #: A decoded chunk flatter than this (uint8 levels) while its latents are not is a decoder fault.
 FLAT_LEVELS = 0.5
@@ -87,6 +93,8 @@ class Pipeline:
         self.notes = notes or Notes()
         self.device = choose_device(settings.settings.runtime.device)
         self.dtype = choose_dtype(settings.settings.runtime.precision, self.device)
+        #: Keep the VAE encoder after a picture was encoded (a session that encodes many).
+        self.keep_encoder = False
         self._components = dict(components or {})
 
     @classmethod
@@ -95,6 +103,12 @@ class Pipeline:
     ) -> Pipeline:
         """Return the pipeline of presets or TOML files; `sets` are `section.key=value` strings."""
         return cls(resolve(configs, sets=list(sets)), notes=notes)
+
+    @property
+    def home(self) -> torch.device:
+        """Where models are when they do not work: main memory with `offload = "all"`."""
+        offloaded = self.settings.settings.runtime.offload == "all"
+        return torch.device("cpu") if offloaded else self.device
 
     @property
     def window(self) -> Window:
@@ -107,7 +121,7 @@ class Pipeline:
         """The refiner transformer."""
         return load_refiner(
             self._path("refiner", "refining"),
-            device=self.device,
+            device=self.home,
             dtype=self.dtype,
             notes=self.notes,
         )
@@ -116,7 +130,7 @@ class Pipeline:
     def decoder(self) -> VAEDecoder:
         """The causal VAE decoder."""
         return load_decoder(
-            self._path("vae", "decoding"), device=self.device, dtype=self.dtype, notes=self.notes
+            self._path("vae", "decoding"), device=self.home, dtype=self.dtype, notes=self.notes
         )
 
     @cached_property
@@ -125,6 +139,100 @@ class Pipeline:
         return load_encoder(
             self._path("vae", "encoding"), device=self.device, dtype=self.dtype, notes=self.notes
         )
+
+    @cached_property
+    def stage1(self) -> Stage1Model:
+        """Stage 1: the streaming camera-controlled transformer."""
+        config = stage1_config(self.settings, download=True, notes=self.notes)
+        return load_stage1(
+            self._path("stage1", "an image"),
+            config=config,
+            device=self.home,
+            dtype=self.dtype,
+            notes=self.notes,
+        )
+
+    def encode_caption(self, text: str, *, cache: Path | None = None) -> Stage1Caption:
+        """Return stage 1's embeddings of a prompt; its encoder is freed before this returns."""
+        from .text.caption import encode_caption
+        from .text.store import PromptStore
+
+        config = stage1_config(self.settings, download=True, notes=self.notes)
+        return encode_caption(
+            text,
+            text_encoder=self._path("stage1_text_encoder", "encoding the prompt for stage 1"),
+            instruction=self._instruction(),
+            max_length=config.text_length,
+            width=config.text_width,
+            device=self.device,
+            dtype=self.dtype,
+            notes=self.notes,
+            store=PromptStore(cache) if cache is not None else None,
+        )
+
+    def _instruction(self) -> str | None:
+        """Return the text that the release puts in front of stage 1's prompt, if configured."""
+        location = self.settings.settings.stage1.instruction
+        if not location:
+            self.notes.info(
+                "stage 1 runs without the release's instruction text (stage1.instruction is not "
+                "set): the prompt alone is encoded"
+            )
+            return None
+        from .text.instruction import read_instruction
+
+        path = local_path(location, what="stage1 instruction", download=True)
+        assert path is not None
+        return read_instruction(path)
+
+    def encode_picture(self, picture: np.ndarray) -> Tensor:
+        """Return the normalised latent `(1, C, 1, H, W)` of a picture, uint8 `(H, W, 3)`.
+
+        The encoder is not kept: a clip needs it once.
+        """
+        latents = list(self.encode_frames([picture[None]]))
+        if not self.keep_encoder:
+            self.__dict__.pop("encoder", None)
+        return latents[0]
+
+    def generate(
+        self,
+        first: Tensor,
+        caption: Stage1Caption,
+        rays: CameraRays,
+        *,
+        shape: LatentShape,
+        noise: Stage1Noise | None = None,
+    ) -> Iterator[Tensor]:
+        """Yield stage 1's clean latent chunks `(1, C, t, H, W)` of a clip; frame 0 is `first`.
+
+        first: the image latent `(1, C, 1, H, W)`. rays: the camera, one pose a pixel frame.
+        """
+        options = self.settings.settings.stage1
+        stream = Stage1Stream(
+            self.stage1,
+            caption=caption.caption.to(self.device, self.dtype),
+            mask=caption.mask.to(self.device),
+            camera=PathCamera(rays, use_plucker=self.stage1.config.plucker_channels > 0),
+            shape=shape,
+            noise=noise or self.stage1_noise(shape),
+            steps=options.denoising_step_list,
+            num_frame_per_block=options.num_frame_per_block,
+            num_cached_blocks=options.num_cached_blocks,
+            sink_token=options.sink_token,
+            notes=self.notes,
+        )
+        stream.start(first)
+        yield from stream
+
+    def stage1_noise(self, shape: LatentShape) -> Stage1Noise:
+        """Return stage 1's seeded noise: a draw a chunk, or one for the clip (`reference`)."""
+        runtime, options = self.settings.settings.runtime, self.settings.settings.stage1
+        device = "cpu" if runtime.noise_device == "cpu" else self.device
+        if options.noise == "reference":
+            return ClipNoise.reference(runtime.seed, shape=shape, device=device, dtype=self.dtype)
+        spans = plan_chunks(shape.frames, options.num_frame_per_block)
+        return ChunkNoise(runtime.seed, shape=shape, spans=spans, device=device)
 
     def encode_prompt(self, text: str, *, cache: Path | None = None) -> PromptEmbeds:
         """Return the embeddings of a prompt; the text encoder is freed before this returns.
@@ -173,11 +281,10 @@ class Pipeline:
             clean = split_clip(clean, self.window)
         if shape is None:
             raise UsageError("chunks of latents need the clip's total shape", fix="pass shape=")
-        text = self.refiner.prepare_text(prompt.embeds, prompt.mask)
-        noise = noise or self.noise()
+        run = self._stream
         if self.settings.settings.refiner.mode == "single-shot":
-            return self._single_shot(clean, text, shape, noise)
-        return self._stream(clean, text, shape, noise)
+            run = self._single_shot
+        return run(clean, prompt, shape, noise or self.noise())
 
     def decode(
         self, chunks: Iterable[RefinedChunk], *, drop_first: bool | None = None
@@ -223,8 +330,9 @@ class Pipeline:
         self.encoder.finish(state)
 
     def _stream(
-        self, clean: Iterable[Tensor], text: TextContext, shape: LatentShape, noise: Noise
+        self, clean: Iterable[Tensor], prompt: PromptEmbeds, shape: LatentShape, noise: Noise
     ) -> Iterator[RefinedChunk]:
+        text = self.refiner.prepare_text(prompt.embeds, prompt.mask)
         refiner = self.settings.settings.refiner
         stream = RefinerStream(
             self.refiner,
@@ -249,8 +357,9 @@ class Pipeline:
             yield RefinedChunk(done.span, latents, done.history_frames, done.sink_position)
 
     def _single_shot(
-        self, clean: Iterable[Tensor], text: TextContext, shape: LatentShape, noise: Noise
+        self, clean: Iterable[Tensor], prompt: PromptEmbeds, shape: LatentShape, noise: Noise
     ) -> Iterator[RefinedChunk]:
+        text = self.refiner.prepare_text(prompt.embeds, prompt.mask)
         clip = torch.cat(list(clean), dim=2)
         refined = refine_single_shot(
             self.refiner,
@@ -269,44 +378,3 @@ class Pipeline:
         if name not in self._components:
             self._components[name] = find_component(self.settings, name, why=why, download=True)
         return self._components[name].local
-
-
-def split_clip(latents: Tensor, window: Window) -> Iterator[Tensor]:
-    """Yield the sink frames of a clip `(B, C, T, H, W)`, if any, then its blocks."""
-    if window.sink:
-        yield latents[:, :, : window.sink]
-    for span in window.blocks(latents.shape[2]):
-        yield latents[:, :, span.start : span.stop]
-
-
-def write_video(
-    chunks: Iterable[FrameChunk],
-    path: Path | str,
-    *,
-    fps: int | float | str,
-    overwrite: bool = False,
-    crf: float = 18,
-) -> VideoFile:
-    """Write frames to an MP4 that plays while it grows (as `NAME.part.mp4`); return what was made.
-
-    fps: frames per second, exact (`16`, `"24000/1001"`). Raises `OutputError` when the file exists
-    (without `overwrite`) or cannot be written.
-    """
-    from .io.video import VideoSettings, VideoWriter
-
-    writer: VideoWriter | None = None
-    try:
-        for chunk in chunks:
-            if writer is None:
-                height, width = chunk.frames.shape[1:3]
-                settings = VideoSettings(width, height, parse_fps(fps), crf=crf)
-                writer = VideoWriter(Path(path), settings, overwrite=overwrite)
-            if len(chunk.frames):
-                writer.write(chunk.frames)
-        if writer is None:
-            raise UsageError("no frames to write")
-        return writer.close()
-    except BaseException:
-        if writer is not None:
-            writer.abort()
-        raise

@@ -77,6 +77,11 @@ class Plan:
     outputs: Outputs
 
     @property
+    def has_stage1(self) -> bool:
+        """True when stage 1 makes the clean latents, so that the camera changes pixels."""
+        return "stage1" in self.components
+
+    @property
     def single_shot(self) -> bool:
         """True when the clip is refined in one sequence."""
         return self.settings.settings.refiner.mode == "single-shot"
@@ -110,7 +115,15 @@ def make_plan(settings: Resolved, *, notes: Notes, download: bool) -> Plan:
         check_pair(refiner, vae, where="model")
     time, space, _ = refiner.vae_scale_factors
     ratios = VAERatios(time, space)
-    source = open_source(settings, refiner=refiner, ratios=ratios, window=window, notes=notes)
+    trajectory = _read_camera(settings, notes)
+    source = open_source(
+        settings,
+        refiner=refiner,
+        ratios=ratios,
+        window=window,
+        trajectory=trajectory,
+        notes=notes,
+    )
     settings = settings.with_input(source.fixes, where=source.origin)
     fps = source.fps if source.fps is not None else fps
     output_fps = settings.settings.video.output_fps
@@ -127,7 +140,7 @@ def make_plan(settings: Resolved, *, notes: Notes, download: bool) -> Plan:
         settings=settings,
         source=source,
         prompt=prompt,
-        camera=_camera(settings, pixels.frames, fps, notes),
+        camera=_fit_camera(settings, trajectory, pixels.frames, fps, notes),
         components=components,
         refiner=refiner,
         vae=vae,
@@ -197,11 +210,16 @@ def _components(
         found[name] = find_component(settings, name, why=why, download=download)
 
     found: dict[str, Component] = {}
+    given = settings.settings.input
     find("refiner", "refining")
-    if outputs.video is not None or settings.settings.input.video:
-        find("vae", "decoding" if outputs.video is not None else "encoding the video")
+    if outputs.video is not None or given.video or given.image:
+        find("vae", "decoding" if outputs.video is not None else "encoding")
     if prompt.text is not None:
         find("text_encoder", "encoding the prompt")
+    if given.image:
+        find("stage1", "an image")
+        if prompt.text is not None:
+            find("stage1_text_encoder", "encoding the prompt for stage 1")
     return found
 
 
@@ -227,33 +245,37 @@ def _dropped(settings: Resolved, window: Window) -> int:
 
 def _check_recipe(settings: Resolved, notes: Notes) -> None:
     """Warn when a schedule is not the one the weights were distilled for."""
-    declared = settings.declared.get("refiner.sigmas")
-    used = settings.settings.refiner.sigmas
-    if declared is not None and tuple(declared) != used:
-        notes.warn(
-            f"sigmas {_listed(used)} are not those the preset declares for its weights "
-            f"({_listed(declared)}): expect a different picture"
-        )
+    keys = {"refiner.sigmas": "sigmas"}
+    if settings.settings.input.image:
+        keys["stage1.denoising_step_list"] = "denoising steps"
+    for key, name in keys.items():
+        declared, used = settings.declared.get(key), settings.get(key)
+        if declared is not None and tuple(declared) != used:
+            notes.warn(
+                f"{name} {_listed(used)} are not those the preset declares for its weights "
+                f"({_listed(declared)}): expect a different picture"
+            )
 
 
 def _listed(values: object) -> str:
     return ", ".join(f"{v:g}" for v in values)  # type: ignore[attr-defined]
 
 
-def _camera(settings: Resolved, frames: int, fps: Fraction, notes: Notes) -> Trajectory | None:
+def _fit_camera(
+    settings: Resolved, trajectory: Trajectory | None, frames: int, fps: Fraction, notes: Notes
+) -> Trajectory | None:
     """Return the trajectory fitted to the clip, or None when there is none.
 
     A path that came with a preset and does not fit another source is left out with a line.
     """
-    given, options = settings.settings.input, settings.settings.camera
-    if not given.camera and not given.action:
+    if trajectory is None:
         return None
     from .camera.clip import fit_to_clip
     from .camera.motion import warn_about_steps
 
-    trajectory = _read_camera(settings, notes)
-    brought = not settings.origin("input.camera").by_user and not given.action
-    if brought and len(trajectory) < frames and not options.hold_last:
+    given, options = settings.settings.input, settings.settings.camera
+    key = "input.action" if given.action else "input.camera"
+    if not settings.origin(key).by_user and len(trajectory) < frames and not options.hold_last:
         notes.change(
             f"the preset's camera path has {len(trajectory)} poses, the clip {frames} frames: "
             "no camera is recorded"
@@ -270,8 +292,11 @@ def _camera(settings: Resolved, frames: int, fps: Fraction, notes: Notes) -> Tra
     )
 
 
-def _read_camera(settings: Resolved, notes: Notes) -> Trajectory:
+def _read_camera(settings: Resolved, notes: Notes) -> Trajectory | None:
+    """Return the path as it was given, before it is fitted to the clip; None when there is none."""
     given, options = settings.settings.input, settings.settings.camera
+    if not given.camera and not given.action:
+        return None
     if given.action:
         from .camera.actions import roll_out_actions
 
@@ -284,8 +309,9 @@ def _read_camera(settings: Resolved, notes: Notes) -> Trajectory:
         )
     from .camera.load import load_trajectory
 
+    assert given.camera is not None
     return load_trajectory(
-        Path(given.camera or ""),
+        Path(given.camera),
         camera_format=options.format,
         convention=options.convention,
         axes=options.axes,

@@ -17,11 +17,11 @@ from .measure import Timeline
 from .notes import Notes
 from .plan import Plan
 from .refiner.weights import transformer_folder
-from .tensorfile import TensorFiles
+from .stage1.weights import weights_file
+from .tensorfile import TensorFiles, fingerprint_file
+from .vae.weights import WEIGHT_FILE
 
 SCHEMA = 1
-#: Directories of a component that hold weights, by component name.
-PARTS = {"refiner": ("transformer", "connectors")}
 
 
 @dataclass
@@ -33,6 +33,7 @@ class Record:
     weights: list[dict[str, object]] = field(default_factory=list)
     inputs: list[dict[str, object]] = field(default_factory=list)
     memory: dict[str, Any] = field(default_factory=dict)
+    schedule: str = "sequential"
     first_chunk_seconds: float | None = None
     frames_written: int = 0
     output: dict[str, object] | None = None
@@ -62,6 +63,9 @@ def describe_weights(components: Mapping[str, Component]) -> list[dict[str, obje
         if component.path is None:
             continue
         for folder in _weight_folders(name, component.path):
+            if folder.suffix in (".pt", ".pth"):
+                rows.append(fingerprint_file(folder, component=name))
+                continue
             label = f"{name}/{folder.name}" if folder != component.path else name
             rows.append(TensorFiles(folder).fingerprint(component=label))
     return rows
@@ -71,7 +75,10 @@ def _weight_folders(name: str, path: Path) -> list[Path]:
     if name == "refiner":
         connectors = path / "connectors"
         return [transformer_folder(path), *([connectors] if connectors.is_dir() else [])]
-    return [path]
+    if name == "vae":
+        file = path / WEIGHT_FILE
+        return [file if file.is_file() else path]
+    return [weights_file(path)] if name == "stage1" else [path]
 
 
 def versions() -> dict[str, str]:
@@ -126,6 +133,7 @@ def build_report(
             "first_pose": plan.frames.dropped,
         },
         "camera": _camera(plan),
+        "schedule": record.schedule,
         "blocks": rows,
         "first_chunk_seconds": record.first_chunk_seconds,
         "timeline": record.timeline.rows(),
@@ -148,7 +156,7 @@ def _camera(plan: Plan) -> dict[str, Any] | None:
     from .camera.motion import summarise_motion
 
     summary = summarise_motion(plan.camera, fps=float(plan.fps)).as_dict()
-    return {"source": plan.camera.source, "changes_pixels": False, **summary}
+    return {"source": plan.camera.source, "changes_pixels": plan.has_stage1, **summary}
 
 
 def video_metadata(plan: Plan, record: Record) -> dict[str, str]:

@@ -135,6 +135,7 @@ class OutputSettings(Section):
     name: str | None = None
     video: bool = True
     save_latents: PathLike | None = None
+    save_stage1: PathLike | None = None
     save_prompt_embeds: PathLike | None = None
     save_noise: PathLike | None = None
     save_camera: PathLike | None = None
@@ -152,6 +153,8 @@ class RuntimeSettings(Section):
     noise_device: Literal["cpu", "device"] = "cpu"
     device: str = "auto"
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    offload: Literal["none", "text", "all"] = "text"
+    schedule: Literal["auto", "sequential", "overlap"] = "auto"
     threads: Positive | None = None
 
 

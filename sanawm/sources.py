@@ -6,16 +6,14 @@ first the sink frames, then one block after the other. Never the whole clip in m
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from math import isqrt
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from .config import Resolved
-from .errors import InputError, UsageError
-from .io.rates import parse_fps
+from .errors import UsageError
 from .notes import Notes
 from .refiner.config import RefinerConfig
 from .shapes import LatentShape, VAERatios, Window, snap_frames
@@ -23,8 +21,10 @@ from .shapes import LatentShape, VAERatios, Window, snap_frames
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from .camera.trajectory import Trajectory
     from .io.latents import LatentsSource
-    from .vae.encoder import VAEEncoder
+    from .pipeline import Pipeline
+    from .text.embeddings import Stage1Caption
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,13 @@ class Source:
         """Name of the input as the origin of settings."""
         return f"{self.kind} {self.path}"
 
-    @property
-    def needs_encoder(self) -> bool:
-        """True when the VAE encoder makes the latents."""
-        return False
+    #: Stage that makes the clean latents, for timelines: read, encode or stage1.
+    stage: ClassVar[str] = "read"
+    #: Components that `chunks` uses besides those of the refiner, by their Pipeline name.
+    needs: ClassVar[tuple[str, ...]] = ()
 
-    def chunks(self, window: Window, encoder: VAEEncoder | None) -> Iterator[Tensor]:
-        """Yield the sink `(B, C, sink, H, W)` if there is one, then every block."""
+    def chunks(self, pipeline: Pipeline, caption: Stage1Caption | None) -> Iterator[Tensor]:
+        """Yield the sink `(B, C, sink, H, W)` if the window has one, then every block."""
         raise NotImplementedError
 
 
@@ -63,80 +63,13 @@ class LatentsClip(Source):
 
     file: LatentsSource | None = None
 
-    def chunks(self, window: Window, encoder: VAEEncoder | None) -> Iterator[Tensor]:
+    def chunks(self, pipeline: Pipeline, caption: Stage1Caption | None) -> Iterator[Tensor]:
         """Yield the sink, then every block, each read from the file when it is needed."""
         assert self.file is not None
-        if window.sink:
-            yield self.file.frames(0, window.sink)
-        for span in window.blocks(self.shape.frames):
-            yield self.file.frames(span.start, span.stop)
-
-
-@dataclass(frozen=True)
-class VideoClip(Source):
-    """Latents of a video: frames are fitted, encoded and handed on block by block."""
-
-    height: int = 0
-    width: int = 0
-    frames: int = 0
-    indices: tuple[int, ...] | None = None
-    ratios: VAERatios = field(default_factory=lambda: VAERatios(1, 1))
-
-    @property
-    def needs_encoder(self) -> bool:
-        """True: the frames go through the VAE encoder."""
-        return True
-
-    def chunks(self, window: Window, encoder: VAEEncoder | None) -> Iterator[Tensor]:
-        """Yield the sink, then every block, encoding only the frames it needs."""
-        import torch
-
-        from .vae import EncoderState
-
-        assert encoder is not None
-        sizes = [window.sink] if window.sink else []
-        sizes += [span.frames for span in window.blocks(self.shape.frames)]
-        state = EncoderState()
-        pictures = self._pictures()
-        taken = 0
-        for size in sizes:
-            count = size * self.ratios.time - (self.ratios.time - 1 if taken == 0 else 0)
-            batch = self._batch(pictures, count, encoder)
-            taken += size
-            latents = encoder.encode(batch, state)
-            if latents.shape[2] != size:
-                raise InputError(
-                    f"{self.path}: the video ended early: {latents.shape[2]} latent frames came "
-                    f"out of a chunk that needs {size}"
-                )
-            yield latents.to(torch.float32)
-        encoder.finish(state)
-
-    def _batch(self, pictures: Iterator[Any], count: int, encoder: VAEEncoder) -> Tensor:
-        """Return the next `count` frames as `(1, 3, count, H, W)` in [-1, 1]."""
-        import numpy as np
-        import torch
-
-        from .vae import uint8_to_pixels
-
-        frames = [picture for _, picture in zip(range(count), pictures, strict=False)]
-        if len(frames) < count:
-            raise InputError(
-                f"{self.path}: the video ended early: {count} more frames were expected, "
-                f"{len(frames)} came",
-                fix="the file is cut short; use --num-frames, or another file",
-            )
-        stacked = torch.from_numpy(np.stack(frames)[None])
-        return uint8_to_pixels(stacked).to(encoder.latents_mean.device)
-
-    def _pictures(self) -> Iterator[Any]:
-        from .io.image import apply_fit, fit_size
-        from .io.reader import VideoReader
-
-        reader = VideoReader(self.path)
-        fit = fit_size(reader.width, reader.height, self.width, self.height)
-        for frame in reader.frames(count=self.frames, indices=self.indices):
-            yield apply_fit(frame, fit)
+        start = 0
+        for size in chunk_sizes(self.shape.frames, pipeline.window):
+            yield self.file.frames(start, start + size)
+            start += size
 
 
 def open_source(
@@ -145,6 +78,7 @@ def open_source(
     refiner: RefinerConfig,
     ratios: VAERatios,
     window: Window,
+    trajectory: Trajectory | None,
     notes: Notes,
 ) -> Source:
     """Return the source that `settings` name, checked by its header alone."""
@@ -152,8 +86,47 @@ def open_source(
     if given.latents:
         return _latents(settings, Path(given.latents), refiner, ratios, window, notes)
     if given.video:
-        return _video(settings, Path(given.video), refiner, ratios, window, notes)
-    raise UsageError("no source of clean latents", fix="add --latents FILE or --video FILE")
+        from .video_source import open_video
+
+        return open_video(settings, Path(given.video), refiner, ratios, window, notes)
+    if given.image:
+        from .image_source import open_image
+
+        return open_image(settings, Path(given.image), refiner, ratios, window, trajectory, notes)
+    raise UsageError(
+        "no source of clean latents", fix="add --image FILE, --latents FILE or --video FILE"
+    )
+
+
+def chunk_sizes(frames: int, window: Window) -> list[int]:
+    """Return the latent frames of each chunk of a clip: the sink if there is one, then blocks."""
+    lead = [window.sink] if window.sink else []
+    return lead + [span.frames for span in window.blocks(frames)]
+
+
+def split_clip(latents: Tensor, window: Window) -> Iterator[Tensor]:
+    """Yield the sink frames of a clip `(B, C, T, H, W)`, if any, then its blocks."""
+    if window.sink:
+        yield latents[:, :, : window.sink]
+    for span in window.blocks(latents.shape[2]):
+        yield latents[:, :, span.start : span.stop]
+
+
+def regroup(latents: Iterable[Tensor], sizes: Iterable[int]) -> Iterator[Tensor]:
+    """Yield `(B, C, t, H, W)` chunks of exactly `sizes` latent frames from chunks of any size.
+
+    Nothing is read ahead: a chunk is handed on as soon as its frames are there.
+    """
+    import torch
+
+    source = iter(latents)
+    held: list[Tensor] = []
+    for size in sizes:
+        while sum(t.shape[2] for t in held) < size:
+            held.append(next(source))
+        joined = held[0] if len(held) == 1 else torch.cat(held, dim=2)
+        yield joined[:, :, :size]
+        held = [joined[:, :, size:]] if joined.shape[2] > size else []
 
 
 def asked_frames(settings: Resolved) -> int | None:
@@ -236,100 +209,3 @@ def _latents(
         "video.width": shape.width * ratios.space,
     }
     return LatentsClip("latents", path, shape, asked=asked, fixes=fixes, file=file)
-
-
-def _video(
-    settings: Resolved,
-    path: Path,
-    refiner: RefinerConfig,
-    ratios: VAERatios,
-    window: Window,
-    notes: Notes,
-) -> Source:
-    from .io.image import check_size
-    from .io.reader import VideoReader
-
-    reader = VideoReader(path, notes=notes)
-    fps = _video_rate(settings, path, reader.fps, notes)
-    indices = reader.sample(settings.settings.video.sampling, fps=fps)
-    available = reader.frame_count if indices is None else len(indices)
-    height, width = video_size(settings, reader.height, reader.width, ratios.space)
-    check_size(height, width, ratios.space)
-    reader.fit(width=width, height=height)
-    asked = asked_frames(settings)
-    stride = ratios.time * window.block
-    frames = cap_frames(available, asked, stride=stride, what=str(path), notes=notes)
-    shape = LatentShape(
-        1,
-        refiner.in_channels,
-        ratios.latent_frames_of(frames),
-        height // ratios.space,
-        width // ratios.space,
-    )
-    fixes: dict[str, Any] = {
-        "video.num_frames": frames,
-        "video.height": height,
-        "video.width": width,
-        "video.fps": str(fps) if fps.denominator != 1 else int(fps),
-    }
-    return VideoClip(
-        "video",
-        path,
-        shape,
-        asked=asked,
-        fps=fps,
-        fixes=fixes,
-        height=height,
-        width=width,
-        frames=frames,
-        indices=None if indices is None else tuple(indices),
-        ratios=ratios,
-    )
-
-
-def _video_rate(settings: Resolved, path: Path, source: Fraction, notes: Notes) -> Fraction:
-    """Return the rate the model is told: the user's, else the video's own."""
-    wanted = parse_fps(settings.settings.video.fps)
-    if settings.settings.video.sampling == "resample":
-        return wanted
-    if settings.origin("video.fps").by_user:
-        if wanted != source:
-            notes.change(
-                f"{path}: its {float(source):g} frames per second are played as "
-                f"{float(wanted):g} (--video-sampling resample keeps the speed)"
-            )
-        return wanted
-    if wanted != source:
-        notes.change(
-            f"{path}: {float(source):g} frames per second, from the video "
-            f"({settings.origin('video.fps')} says {float(wanted):g})"
-        )
-    return source
-
-
-def video_size(
-    settings: Resolved, source_height: int, source_width: int, ratio: int
-) -> tuple[int, int]:
-    """Return the clip's height and width.
-
-    The user's size if given, else the video's own, cut down to multiples of `ratio`; one with
-    more pixels than the preset's `max_pixels` is scaled down, keeping its aspect.
-    """
-    video = settings.settings.video
-    scale_top, scale_bottom = 1, 1
-    height, width = (side // ratio * ratio for side in (source_height, source_width))
-    if height * width > video.max_pixels:
-        # sqrt(max / area) as a ratio of integers, so that the size does not depend on rounding.
-        scale_top = isqrt(video.max_pixels * 10**12 // (source_height * source_width))
-        scale_bottom = 10**6
-        height, width = (
-            side * scale_top // scale_bottom // ratio * ratio
-            for side in (source_height, source_width)
-        )
-    smallest = 2 * ratio
-    height, width = max(height, smallest), max(width, smallest)
-    if settings.origin("video.height").by_user:
-        height = video.height
-    if settings.origin("video.width").by_user:
-        width = video.width
-    return height, width

@@ -1,19 +1,22 @@
-"""Everything a run writes chunk by chunk: the MP4, latents, PNG frames and the contact sheet."""
+"""What is written chunk by chunk: the MP4, latents, PNG frames and the contact sheet."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from .errors import UsageError
 from .io.files import atomic_write
 from .io.frames_dir import FramesDir
 from .io.latent_writer import LatentsWriter
 from .io.preview import ContactSheet
+from .io.rates import parse_fps
 from .io.video import VideoFile, VideoSettings, VideoWriter, check_encoder
 from .notes import Notes
 
@@ -38,7 +41,8 @@ class OutputWriters:
     ) -> None:
         self.plan = plan
         self._video = self._open_video(metadata, notes, on_chunk)
-        self._latents = self._open_latents()
+        self._latents = self._open_latents(plan.outputs.save_latents)
+        self._stage1 = self._open_latents(plan.outputs.save_stage1)
         self._frames = self._open_frames()
         self._sheet = self._open_sheet()
         self._save_camera()
@@ -54,6 +58,11 @@ class OutputWriters:
             start = 0 if chunk.span.number == 0 else chunk.span.start
             self._latents.write(start, chunk.latents.to("cpu", torch.float32))
 
+    def clean(self, start: int, latents: Tensor) -> None:
+        """Write a chunk of stage 1's latents, latent frames `start ..`."""
+        if self._stage1 is not None:
+            self._stage1.write(start, latents.to("cpu", torch.float32))
+
     def frames(self, chunk: FrameChunk) -> None:
         """Hand over the frames of a block."""
         if self._video is not None and len(chunk.frames):
@@ -65,8 +74,9 @@ class OutputWriters:
 
     def close(self) -> VideoFile | None:
         """Finish all outputs; the video gets its name once its frames were counted."""
-        if self._latents is not None:
-            self._latents.close()
+        for writer in (self._latents, self._stage1):
+            if writer is not None:
+                writer.close()
         if self._frames is not None:
             self._frames.close()
         if self._sheet is not None and self.plan.outputs.preview is not None:
@@ -86,8 +96,9 @@ class OutputWriters:
             return
         if self._video is not None:
             self._video.abort()
-        if self._latents is not None:
-            self._latents.abort()
+        for writer in (self._latents, self._stage1):
+            if writer is not None:
+                writer.abort()
 
     def _open_video(
         self,
@@ -117,8 +128,7 @@ class OutputWriters:
             notes=notes,
         )
 
-    def _open_latents(self) -> LatentsWriter | None:
-        target = self.plan.outputs.save_latents
+    def _open_latents(self, target: Path | None) -> LatentsWriter | None:
         if target is None:
             return None
         return LatentsWriter(
@@ -145,3 +155,34 @@ class OutputWriters:
             return
         with atomic_write(target) as temporary, temporary.open("wb") as f:
             np.save(f, self.plan.camera.poses, allow_pickle=False)
+
+
+def write_video(
+    chunks: Iterable[FrameChunk],
+    path: Path | str,
+    *,
+    fps: int | float | str,
+    overwrite: bool = False,
+    crf: float = 18,
+) -> VideoFile:
+    """Write frames to an MP4 that plays while it grows (as `NAME.part.mp4`); return what was made.
+
+    fps: frames per second, exact (`16`, `"24000/1001"`). Raises `OutputError` when the file exists
+    (without `overwrite`) or cannot be written.
+    """
+    writer: VideoWriter | None = None
+    try:
+        for chunk in chunks:
+            if writer is None:
+                height, width = chunk.frames.shape[1:3]
+                settings = VideoSettings(width, height, parse_fps(fps), crf=crf)
+                writer = VideoWriter(Path(path), settings, overwrite=overwrite)
+            if len(chunk.frames):
+                writer.write(chunk.frames)
+        if writer is None:
+            raise UsageError("no frames to write")
+        return writer.close()
+    except BaseException:
+        if writer is not None:
+            writer.abort()
+        raise

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import imageio.v3 as iio
 import numpy as np
 
 from sanawm.errors import OutputError, UsageError
 
 from .files import write_error
+from .image import png_bytes
 from .video import check_chunk
 
 _NAME = re.compile(r"frame_\d{6,}\.png")
@@ -80,7 +80,7 @@ class FramesDir:
         for pixels in chunk:
             path = self.path_of(self.frames_written)
             try:
-                iio.imwrite(path, np.ascontiguousarray(pixels), extension=".png", compress_level=3)
+                path.write_bytes(png_bytes(pixels))
             except OSError as error:
                 path.unlink(missing_ok=True)
                 raise write_error(path, error, done=f"{self.frames_written} frames") from None

@@ -11,10 +11,12 @@ What `read_image` does to the many kinds of pictures:
 
 from __future__ import annotations
 
+import re
 import warnings
 from pathlib import Path
 from typing import NamedTuple
 
+import imageio.v3 as iio
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
@@ -118,7 +120,11 @@ def read_image(path: Path, *, notes: Notes) -> np.ndarray:
     except PermissionError as error:
         raise MissingFile(f"{path}: cannot be read ({error.strerror})") from None
     except Image.DecompressionBombError as error:
-        raise InputError(f"{path}: the picture is too large ({error})", fix="shrink it") from None
+        found, limit, *_ = (*re.findall(r"\d+", str(error)), "?", "?")
+        raise InputError(
+            f"{path}: the picture is too large: {found} pixels, at most {limit} are read",
+            fix="shrink it to about the video's size",
+        ) from None
     except UnidentifiedImageError:
         size = path.stat().st_size
         what = "the file is empty" if size == 0 else f"not a picture that can be read ({size} B)"
@@ -209,3 +215,14 @@ def apply_fit(pixels: np.ndarray, fit: Fit) -> np.ndarray:
         pixels = np.asarray(image.resize((fit.resized_w, fit.resized_h), Image.Resampling.LANCZOS))
     crop = pixels[fit.top : fit.top + fit.height, fit.left : fit.left + fit.width]
     return np.ascontiguousarray(crop)
+
+
+def png_bytes(pixels: np.ndarray) -> bytes:
+    """Return uint8 `(H, W, 3)` as the bytes of a PNG file.
+
+    The caller writes them, so that a full disk is an ordinary `OSError`.
+    """
+    encoded: bytes = iio.imwrite(
+        "<bytes>", np.ascontiguousarray(pixels), extension=".png", compress_level=3
+    )
+    return encoded

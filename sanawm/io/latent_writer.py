@@ -78,7 +78,10 @@ class LatentsWriter:
             self._write_at(0, self._head)
             self._reserve()
         except BaseException:
-            self._part.release()
+            if keep_frames:
+                self._part.release()
+            else:
+                self._part.discard()
             raise
 
     def _reserve(self) -> None:
@@ -89,8 +92,6 @@ class LatentsWriter:
         except OSError as error:
             if error.errno in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENODEV):
                 return  # this file system cannot; `write` will tell when it is full
-            if not any(self._done):
-                self._part.discard()
             raise write_error(
                 self._part.path, error, keep=f"{size} bytes are needed for all latents"
             ) from None

@@ -234,10 +234,11 @@ class TensorSource:
         bad = ~tensor.isfinite()
         if bad.any():
             b, c, t, y, x = (int(i) for i in bad.nonzero()[0])
+            value = "NaN" if tensor[b, c, t, y, x].isnan() else "infinity"
             raise InputError(
-                f"{self.path}: {self.what} holds {float(tensor[b, c, t, y, x])} in frame "
-                f"{start + t}, channel {c} (at {y}, {x}); {int(bad.sum())} bad values in frames "
-                f"{start} to {stop - 1}",
+                f"{self.path}: {value} in the {self.what}, frame {start + t}, channel {c} "
+                f"(row {y}, column {x}); {int(bad.sum())} bad values in frames {start} to "
+                f"{stop - 1}",
                 fix="make the file again with finite values",
             )
         return tensor

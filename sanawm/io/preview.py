@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-import imageio.v3 as iio
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from sanawm.errors import UsageError
 
 from .files import atomic_write, check_output
+from .image import png_bytes
 
 #: Longer side of a thumbnail, pixels.
 THUMB_SIDE = 192
@@ -87,7 +87,7 @@ class ContactSheet:
             raise UsageError(f"{path}: the contact sheet is empty, no block was added")
         pixels = np.asarray(self._draw())
         with atomic_write(path) as temporary:
-            iio.imwrite(temporary, pixels, extension=".png")
+            temporary.write_bytes(png_bytes(pixels))
         return path
 
     def _draw(self) -> Image.Image:

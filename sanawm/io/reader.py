@@ -24,7 +24,7 @@ from sanawm.errors import InputError, UsageError
 from sanawm.notes import Notes
 
 from .image import Fit, apply_fit, check_fit, fit_size
-from .remux import open_input, read_metadata, video_stream
+from .remux import open_input, read_metadata, video_stream, whole_packets
 
 _MATRICES = {
     1: Colorspace.ITU709, 4: Colorspace.FCC, 5: Colorspace.ITU601, 6: Colorspace.ITU601,
@@ -132,10 +132,9 @@ class VideoReader:
             stream = video_stream(container, self.path)
             unit = float(stream.time_base or 0)
             try:
-                for packet in container.demux(stream):
-                    if packet.size and not packet.is_discard:
-                        stamp = packet.pts if packet.pts is not None else packet.dts
-                        times.append(float("nan") if stamp is None else stamp * unit)
+                for packet in whole_packets(container, stream):
+                    stamp = packet.pts if packet.pts is not None else packet.dts
+                    times.append(float("nan") if stamp is None else stamp * unit)
             except av.error.InvalidDataError:
                 torn = True
         stamps = np.sort(np.array(times))
@@ -148,14 +147,19 @@ class VideoReader:
         with open_input(self.path) as container:
             stream = video_stream(container, self.path)
             stream.thread_type = "AUTO"
-            count = 0
+            count, torn = 0, False
             try:
-                for frame in container.decode(stream):
-                    yield frame
-                    count += 1
-                return
+                for packet in container.demux(stream):
+                    if packet.is_corrupt:  # the piece left at the end of a file that was cut
+                        torn = True
+                        break
+                    for frame in stream.decode(packet):
+                        yield frame
+                        count += 1
             except av.error.InvalidDataError:
-                pass
+                torn = True
+            if not torn:
+                return
             for frame in _flush(stream):
                 yield frame
                 count += 1

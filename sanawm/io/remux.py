@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from av.video.stream import VideoStream
 
 from sanawm.errors import InputError, MissingFile, OutputError
 
+from .encoder import VideoPacket
 from .files import atomic_write
 
 #: Tags that the muxer writes by itself; they say nothing about the video.
@@ -51,10 +53,14 @@ def open_input(path: Path) -> InputContainer:
         return av.open(f"file:{path}", "r", options={"protocol_whitelist": "file"})
     except (av.error.FFmpegError, OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise InputError(
-            f"{path}: not a video that can be read ({reason})",
-            fix="fetch the file again; an MP4 that was cut off before its end has no index",
-        ) from None
+        raise _unreadable(path, reason) from None
+
+
+def _unreadable(path: Path, reason: str) -> InputError:
+    return InputError(
+        f"{path}: not a video that can be read ({reason})",
+        fix="fetch the file again; an MP4 that was cut off before its end has no index",
+    )
 
 
 def video_stream(container: InputContainer, path: Path) -> VideoStream:
@@ -62,10 +68,25 @@ def video_stream(container: InputContainer, path: Path) -> VideoStream:
     for stream in container.streams.video:
         if not stream.disposition & Disposition.attached_pic:
             return stream
-    kinds = sorted({str(s.type) for s in container.streams}) or ["nothing"]
+    kinds = sorted({str(s.type) for s in container.streams})
+    if not kinds:
+        raise _unreadable(path, "no stream in it")
     raise InputError(
         f"{path}: no video in this file (it holds {', '.join(kinds)})", fix="give a video file"
     )
+
+
+def whole_packets(container: InputContainer, stream: VideoStream) -> Iterator[VideoPacket]:
+    """Yield the packets of one frame each, whole and meant to be shown.
+
+    Raises `av.error.InvalidDataError` where the data is torn: FFmpeg itself hands out the piece of
+    a packet that is left at the end of a file that was cut.
+    """
+    for packet in container.demux(stream):
+        if packet.is_corrupt:
+            raise av.error.InvalidDataError(0, "torn packet")
+        if packet.size and not packet.is_discard:
+            yield packet
 
 
 def count_frames(path: Path) -> FrameCount:
@@ -74,8 +95,8 @@ def count_frames(path: Path) -> FrameCount:
         stream = video_stream(container, path)
         found, torn = 0, False
         try:
-            for packet in container.demux(stream):
-                found += bool(packet.size) and not packet.is_discard
+            for _ in whole_packets(container, stream):
+                found += 1
         except av.error.InvalidDataError:
             torn = True
         return FrameCount(stream.frames, found, torn)

@@ -182,6 +182,8 @@ class VideoWriter:
         self._settle()
         if self._result is not None:
             return self._result.path
+        if self._part.fd < 0:  # `close` or `write` has failed before
+            return self._part.path if self._part.path.exists() else None
         return self._part.path if self._salvage()[0] else None
 
     def __enter__(self) -> Self:
@@ -314,14 +316,21 @@ def check_chunk(chunk: np.ndarray, *, width: int, height: int) -> None:
         fix = "one frame needs a leading axis of 1, grey frames need three equal channels"
     if chunk.dtype == np.uint8 and chunk.shape[1:] == (height, width, 3) and len(chunk):
         return
-    if chunk.size == 0:
-        values = "no values"
-    elif chunk.dtype.kind in "fiub":
-        values = f"values {chunk.min()} to {chunk.max()}"
-    else:
-        values = "values that are no numbers"
     raise UsageError(
-        f"a chunk of frames is {chunk.dtype} {chunk.shape} with {values}, "
+        f"a chunk of frames is {chunk.dtype} {chunk.shape} with {_range_of(chunk)}, "
         f"expected uint8 (1 or more frames, {height}, {width}, 3)",
         fix=fix,
     )
+
+
+def _range_of(array: np.ndarray) -> str:
+    """Describe the values of an array that was refused."""
+    if array.size == 0:
+        return "no values"
+    if array.dtype.kind not in "fiub":
+        return "values that are no numbers"
+    bad = int(np.isnan(array).sum()) if array.dtype.kind == "f" else 0
+    if bad == array.size:
+        return "only NaN"
+    text = f"values {np.nanmin(array)} to {np.nanmax(array)}"
+    return f"{text} and {bad} NaN" if bad else text

@@ -71,9 +71,13 @@ def load_stage1(
 
 
 def weights_file(path: Path) -> Path:
-    """Return what to open at `path`: a folder's `model.pt` if it has one, else `path` itself."""
+    """Return what to open at `path`: a folder's `model.pt` if it holds no safetensors, else `path`.
+
+    Safetensors come first, so that a folder with a converted copy never touches the pickle.
+    """
     inside = path / "model.pt"
-    return inside if path.is_dir() and inside.is_file() else path
+    only_pickle = path.is_dir() and inside.is_file() and not any(path.glob("*.safetensors"))
+    return inside if only_pickle else path
 
 
 def ignored(config: Stage1Config) -> list[str]:

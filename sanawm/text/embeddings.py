@@ -2,7 +2,8 @@
 
 The file is safetensors: `prompt_embeds` `(B, L, E)` after the connectors and `prompt_mask`
 `(B, L)` int64, 0 or 1; optionally stage 1's `stage1_caption` `(1, 1, L1, E1)` and `stage1_mask`
-`(1, L1)`. With such a file a run needs no text encoder.
+`(1, L1)`. With such a file a run needs no text encoder. The store of prompt embeddings keeps the
+two halves in files of their own.
 """
 
 from __future__ import annotations
@@ -46,6 +47,10 @@ class Stage1Caption(NamedTuple):
     caption: Tensor
     mask: Tensor
 
+    def to(self, device: torch.device | str, dtype: torch.dtype) -> Stage1Caption:
+        """Return the caption on `device` in `dtype`, the mask on `device`."""
+        return Stage1Caption(self.caption.to(device=device, dtype=dtype), self.mask.to(device))
+
 
 class PromptFile(NamedTuple):
     """Content of a prompt embeddings file."""
@@ -55,31 +60,55 @@ class PromptFile(NamedTuple):
     metadata: dict[str, str]
 
 
+class CaptionFile(NamedTuple):
+    """Stage 1's half of a prompt embeddings file."""
+
+    caption: Stage1Caption
+    metadata: dict[str, str]
+
+
 def load_prompt_embeds(path: Path) -> PromptFile:
     """Return the content of a prompt embeddings file, on the CPU in its stored dtypes.
 
     Raises `MissingFile`, or `InputError` for a broken file, a missing or unknown tensor, a wrong
     rank or shape, values that are not finite, and masks other than 0 and 1.
     """
+    tensors, metadata = _read(path, wanted=(EMBEDS, MASK))
+    embeds = _checked_embeds(tensors[EMBEDS], EMBEDS, rank=3, path=path)
+    mask = _checked_mask(tensors[MASK], MASK, shape=embeds.shape[:2], path=path)
+    prompt = PromptEmbeds(embeds, None if bool(mask.all()) else mask)
+    return PromptFile(prompt, _stage1(tensors, path), metadata)
+
+
+def load_caption(path: Path) -> CaptionFile:
+    """Return stage 1's half of a prompt embeddings file, which needs no other half.
+
+    Raises as `load_prompt_embeds`.
+    """
+    tensors, metadata = _read(path, wanted=(STAGE1_CAPTION, STAGE1_MASK))
+    caption = _stage1(tensors, path)
+    assert caption is not None
+    return CaptionFile(caption, metadata)
+
+
+def _read(path: Path, *, wanted: tuple[str, ...]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors and metadata of a file that holds `wanted` and no unknown tensor."""
     if path.is_dir():
         raise MissingFile(f"{path}: is a folder, expected a prompt embeddings file")
     try:
         files = TensorFiles(path)
     except CheckpointError as e:
         raise InputError(e.message, fix=e.fix) from None
-    unknown = [name for name in files if name not in _KNOWN]
-    if unknown or EMBEDS not in files or MASK not in files:
+    if any(name not in _KNOWN for name in files) or any(name not in files for name in wanted):
+        rest = " (and stage1_* for stage 1)" if EMBEDS in wanted else ""
         raise InputError(
-            f"{path}: expected {EMBEDS} and {MASK} (and stage1_* for stage 1), found "
+            f"{path}: expected {' and '.join(wanted)}{rest}, found "
             + (list_some(sorted(files)) or "no tensor"),
             fix="write the file with --save-prompt-embeds",
         )
     tensors = {name: files.read(name) for name in files}
     files.close()
-    embeds = _checked_embeds(tensors[EMBEDS], EMBEDS, rank=3, path=path)
-    mask = _checked_mask(tensors[MASK], MASK, shape=embeds.shape[:2], path=path)
-    prompt = PromptEmbeds(embeds, None if bool(mask.all()) else mask)
-    return PromptFile(prompt, _stage1(tensors, path), files.metadata)
+    return tensors, files.metadata
 
 
 def _stage1(tensors: Mapping[str, Tensor], path: Path) -> Stage1Caption | None:
@@ -137,16 +166,39 @@ def save_prompt_embeds(
     Raises `OutputError` when it exists (without `overwrite`) or cannot be written, and
     `InputError` when the tensors are not what `load_prompt_embeds` accepts.
     """
-    from safetensors.torch import save
-
     tensors = {EMBEDS: prompt.embeds, MASK: _full_mask(prompt)}
     if stage1 is not None:
         tensors |= {STAGE1_CAPTION: stage1.caption, STAGE1_MASK: stage1.mask.to(torch.int64)}
-    tensors = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
-    embeds = _checked_embeds(tensors[EMBEDS], EMBEDS, rank=3, path=path)
+    embeds = _checked_embeds(prompt.embeds, EMBEDS, rank=3, path=path)
     _checked_mask(tensors[MASK], MASK, shape=embeds.shape[:2], path=path)
     _stage1(tensors, path)
-    write_whole(path, save(tensors, dict(metadata or {})), overwrite=overwrite)
+    _write(path, tensors, metadata=metadata, overwrite=overwrite)
+
+
+def save_caption(
+    path: Path,
+    caption: Stage1Caption,
+    *,
+    metadata: Mapping[str, str] | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Write a file of stage 1's half alone, for `load_caption`. Raises as `save_prompt_embeds`."""
+    tensors = {STAGE1_CAPTION: caption.caption, STAGE1_MASK: caption.mask.to(torch.int64)}
+    _stage1(tensors, path)
+    _write(path, tensors, metadata=metadata, overwrite=overwrite)
+
+
+def _write(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    *,
+    metadata: Mapping[str, str] | None,
+    overwrite: bool,
+) -> None:
+    from safetensors.torch import save
+
+    flat = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+    write_whole(path, save(flat, dict(metadata or {})), overwrite=overwrite)
 
 
 def _full_mask(prompt: PromptEmbeds) -> Tensor:

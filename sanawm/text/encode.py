@@ -17,7 +17,7 @@ from sanawm.notes import Notes
 
 from .connectors import ConnectorsConfig, check_connectors, load_connectors
 from .embeddings import PromptEmbeds
-from .gemma import check_states, load_gemma, prompt_states, read_gemma_config
+from .gemma import check_ids, check_states, load_gemma, prompt_states, read_gemma_config
 from .packing import pack_states
 from .prompt import check_prompt
 from .store import PromptStore, store_key
@@ -102,11 +102,12 @@ def _pack_prompt(
 ) -> Tensor:
     """Return the packed states `(1, L, E*M)`; the text encoder is gone when this returns."""
     backbone = load_gemma(text_encoder, device=device, dtype=dtype, notes=notes)
+    check_ids(backbone, tokens, where=text_encoder)
     states = prompt_states(backbone, tokens)
     del backbone
     _check_fit(len(states), states[0].shape[-1], config, where=text_encoder)
     packed = pack_states(states, tokens.mask.to(states[0].device))
-    _check_finite(packed, "the text encoder's hidden states")
+    check_finite(packed, "the text encoder's hidden states")
     return packed
 
 
@@ -123,15 +124,16 @@ def _connect(
     model = load_connectors(connectors, device=device, dtype=dtype, notes=notes)
     with torch.no_grad():
         embeds: Tensor = model(packed, tokens.mask.to(packed.device))
-    _check_finite(embeds, "the prompt embeddings")
+    check_finite(embeds, "the prompt embeddings")
     return embeds
 
 
-def _check_finite(tensor: Tensor, what: str) -> None:
+def check_finite(tensor: Tensor, what: str) -> None:
+    """Raise `NumericsError` when `tensor`, called `what`, holds NaN or infinity."""
     if not bool(torch.isfinite(tensor).all()):
         raise NumericsError(
             f"{what} hold NaN or infinity in {str(tensor.dtype).removeprefix('torch.')}",
-            fix="use --precision bf16 or fp32 (Gemma-3 overflows in fp16)",
+            fix="use --precision bf16 or fp32 (Gemma overflows in fp16)",
         )
 
 

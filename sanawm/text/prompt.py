@@ -30,40 +30,48 @@ def read_prompt_file(path: Path) -> str:
     The machine's locale plays no part. Raises `MissingFile` when the file cannot be read and
     `InputError` when it is no text, too large, or holds nothing visible.
     """
+    return clean_prompt(read_text_file(path, what="prompt"), where=str(path))
+
+
+def read_text_file(path: Path, *, what: str) -> str:
+    """Return the text of a file as it is, byte-order mark included; `what` it is, for messages.
+
+    Raises `MissingFile` when it cannot be read and `InputError` when it is too large or no text.
+    """
     try:
         with path.open("rb") as f:
             raw = f.read(MAX_PROMPT_BYTES + 1)
     except FileNotFoundError:
-        raise MissingFile(f"{path}: no such prompt file") from None
+        raise MissingFile(f"{path}: no such {what} file") from None
     except OSError as e:
-        raise MissingFile(f"{path}: the prompt file cannot be read ({e.strerror})") from None
+        raise MissingFile(f"{path}: the {what} file cannot be read ({e.strerror})") from None
     if len(raw) > MAX_PROMPT_BYTES:
         raise InputError(
-            f"{path}: more than {MAX_PROMPT_BYTES} bytes, too long for a prompt",
-            fix="name the text file that holds the prompt",
+            f"{path}: more than {MAX_PROMPT_BYTES} bytes, too long for a file with the {what}",
+            fix=f"name the text file that holds the {what}",
         )
-    return clean_prompt(_decode(raw, path), where=str(path))
-
-
-def _decode(raw: bytes, path: Path) -> str:
     encoding = "utf-8"
     if raw.startswith(codecs.BOM_UTF16_LE):
         encoding = "utf-16-le"
     elif raw.startswith(codecs.BOM_UTF16_BE):
         encoding = "utf-16-be"
+    fix = f"save the {what} as UTF-8"
     try:
         text = raw.decode(encoding)
     except UnicodeDecodeError as e:
-        raise InputError(
-            f"{path}: not {encoding.upper()} text (byte 0x{raw[e.start]:02x} at {e.start})",
-            fix="save the prompt as UTF-8",
-        ) from None
+        message = f"not {encoding.upper()} text (byte 0x{raw[e.start]:02x} at {e.start})"
+        raise InputError(f"{path}: {message}", fix=fix) from None
     if "\0" in text:
         raise InputError(
             f"{path}: holds NUL characters, so it is binary or UTF-16 without a byte-order mark",
-            fix="save the prompt as UTF-8",
+            fix=fix,
         )
     return text
+
+
+def plain_line_ends(text: str) -> str:
+    """Return `text` without one leading byte-order mark and with LF line ends."""
+    return text.removeprefix("\ufeff").replace("\r\n", "\n")
 
 
 def clean_prompt(text: str, *, where: str = "--prompt") -> str:
@@ -77,18 +85,23 @@ def clean_prompt(text: str, *, where: str = "--prompt") -> str:
             text = text.encode("utf-8", "surrogateescape").decode("utf-8")
         except UnicodeError:
             raise InputError(f"{where}: the prompt is not UTF-8 text") from None
-    text = text.removeprefix("\ufeff").replace("\r\n", "\n").strip()
+    text = plain_line_ends(text).strip()
     check_prompt(text, where=where)
     return text
 
 
 def check_prompt(text: str, *, where: str = "prompt") -> None:
     """Raise `InputError` when `text` has no visible character or is no Unicode text."""
+    check_text(text, where=where, what="prompt", fix="describe the scene in words")
+
+
+def check_text(text: str, *, where: str, what: str, fix: str) -> None:
+    """Raise `InputError` when `text`, the `what` of `where`, shows nothing or is no Unicode text."""
     if not any(_has_ink(c) for c in text):
-        what = "is empty" if not text.strip() else "has no visible character"
-        raise InputError(f"{where}: the prompt {what}", fix="describe the scene in words")
+        how = "is empty" if not text.strip() else "has no visible character"
+        raise InputError(f"{where}: the {what} {how}", fix=fix)
     if any("\ud800" <= c <= "\udfff" for c in text):
-        raise InputError(f"{where}: the prompt holds lone surrogates, which no text has")
+        raise InputError(f"{where}: the {what} holds lone surrogates, which no text has")
 
 
 def _has_ink(char: str) -> bool:

@@ -70,12 +70,14 @@ def tokenize(
     *,
     max_length: int,
     side: Literal["left", "right"] = "left",
+    what: str = "the prompt",
     notes: Notes,
 ) -> Tokens:
     """Return the ids of `prompt` with special tokens, padded on `side` to `max_length`.
 
-    A longer prompt loses its end, with a line in `notes`. Padding uses the tokenizer's pad token,
-    else its end-of-sequence token. Raises `CheckpointError` when it has neither.
+    A longer prompt loses its end, with a line in `notes` that calls it `what`. Padding uses the
+    tokenizer's pad token, else its end-of-sequence token. Raises `CheckpointError` when it has
+    neither.
     """
     pad = tokenizer.pad_token_id
     if pad is None:
@@ -83,11 +85,11 @@ def tokenize(
     if pad is None:
         raise CheckpointError("the tokenizer has neither a pad nor an end-of-sequence token")
     tokenizer.truncation_side = "right"
-    whole = tokenizer(prompt, truncation=False, padding=False, verbose=False)["input_ids"]
-    ids = list(whole)
+    whole = token_ids(tokenizer, prompt)
+    ids = whole
     if len(whole) > max_length:
         notes.change(
-            f"the prompt has {len(whole)} tokens, the text encoder takes {max_length}: "
+            f"{what} has {len(whole)} tokens, the text encoder takes {max_length}: "
             f"the last {len(whole) - max_length} were cut off"
         )
         ids = list(
@@ -99,3 +101,8 @@ def tokenize(
     ones, zeros = [1] * len(ids), [0] * len(padding)
     row, mask = (padding + ids, zeros + ones) if side == "left" else (ids + padding, ones + zeros)
     return Tokens(torch.tensor([row]), torch.tensor([mask]))
+
+
+def token_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Return the ids of the whole `text` with special tokens, without padding."""
+    return list(tokenizer(text, truncation=False, padding=False, verbose=False)["input_ids"])

@@ -1,0 +1,143 @@
+"""Clean latents from stage 1: a first image and a camera path, chunk by chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from .camera.clip import fit_to_clip, plan_frames, poses_available
+from .camera.framing import ImageSize
+from .camera.intrinsics import read_intrinsics, resolve_intrinsics
+from .camera.rays import CameraRays, camera_rays
+from .camera.trajectory import Trajectory
+from .components import check_stage1, find_component, stage1_config
+from .config import Resolved
+from .errors import UsageError
+from .io.rates import parse_fps
+from .notes import Notes
+from .refiner.config import RefinerConfig
+from .shapes import LatentShape, VAERatios, Window
+from .sources import Source, chunk_sizes, regroup
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .pipeline import Pipeline
+    from .text.embeddings import Stage1Caption
+
+
+@dataclass(frozen=True)
+class ImageClip(Source):
+    """Latents that stage 1 makes of a picture, uint8 `(H, W, 3)`, and camera `rays`."""
+
+    picture: np.ndarray | None = None
+    rays: CameraRays | None = None
+
+    stage: ClassVar[str] = "stage1"
+    needs: ClassVar[tuple[str, ...]] = ("stage1",)
+
+    def chunks(self, pipeline: Pipeline, caption: Stage1Caption | None) -> Iterator[Tensor]:
+        """Yield the sink, then every block, as stage 1 makes them."""
+        assert self.picture is not None
+        assert self.rays is not None
+        if caption is None:
+            raise UsageError("stage 1 needs the caption's embeddings")
+        first = pipeline.encode_picture(self.picture)
+        made = pipeline.generate(first, caption, self.rays, shape=self.shape)
+        yield from regroup(made, chunk_sizes(self.shape.frames, pipeline.window))
+
+
+def open_image(
+    settings: Resolved,
+    path: Path,
+    refiner: RefinerConfig,
+    ratios: VAERatios,
+    window: Window,
+    trajectory: Trajectory | None,
+    notes: Notes,
+) -> Source:
+    """Return the clip that an image and a camera path make, checked without any weight.
+
+    The path decides how long the clip can be; the picture is fitted to the clip's size and the
+    intrinsics move with it.
+    """
+    from .io.image import check_size, fit_image, read_image
+
+    video, stage1 = settings.settings.video, settings.settings.stage1
+    if trajectory is None:
+        raise UsageError(
+            "--image needs a camera path: stage 1 is steered by it",
+            fix='add --camera FILE or --action "w-24,dw-24"',
+        )
+    check_size(video.height, video.width, ratios.space)
+    config = stage1_config(settings, download=False, notes=notes)
+    check_stage1(config, refiner, ratios, stage1.num_frame_per_block, window)
+    pixels = read_image(path, notes=notes)
+    source_size = ImageSize(pixels.shape[1], pixels.shape[0])
+    picture = fit_image(pixels, width=video.width, height=video.height, notes=notes, name=str(path))
+    frames, clip = _path_of_clip(settings, trajectory, ratios.time * window.block, notes)
+    rays = camera_rays(
+        clip.poses,
+        _intrinsics(settings, clip, frames, source_size, notes),
+        size=ImageSize(video.width, video.height),
+        ratios=ratios,
+    )
+    shape = LatentShape(
+        1,
+        refiner.in_channels,
+        ratios.latent_frames_of(frames),
+        video.height // ratios.space,
+        video.width // ratios.space,
+    )
+    find_component(settings, "stage1", why="an image", download=False)
+    fixes: dict[str, Any] = {"video.num_frames": frames}
+    return ImageClip(
+        "image", path, shape, asked=video.num_frames, fixes=fixes, picture=picture, rays=rays
+    )
+
+
+def _path_of_clip(
+    settings: Resolved, trajectory: Trajectory, stride: int, notes: Notes
+) -> tuple[int, Trajectory]:
+    """Return the clip's frames and its poses, one a frame."""
+    options, fps = settings.settings.camera, float(parse_fps(settings.settings.video.fps))
+    frames = plan_frames(
+        settings.settings.video.num_frames,
+        poses=poses_available(
+            trajectory, hold_last=options.hold_last, resample=options.resample, fps=fps
+        ),
+        stride=stride,
+        explicit=settings.origin("video.num_frames").by_user,
+        notes=notes,
+    )
+    clip = fit_to_clip(
+        trajectory,
+        frames,
+        hold_last=options.hold_last,
+        resample=options.resample,
+        fps=fps,
+        notes=Notes(),  # the plan fits the same path again, and says so then
+    )
+    return frames, clip
+
+
+def _intrinsics(
+    settings: Resolved, clip: Trajectory, frames: int, source: ImageSize, notes: Notes
+) -> np.ndarray:
+    """Return `(frames, 4)` intrinsics in pixels of the clip's picture."""
+    given, video = settings.settings.input, settings.settings.video
+    supplied = read_intrinsics(given.intrinsics, notes=notes) if given.intrinsics else None
+    return resolve_intrinsics(
+        clip,
+        frames,
+        image_size=source,
+        target=ImageSize(video.width, video.height),
+        supplied=supplied,
+        fov_x_deg=given.fov_x,
+        allow_extreme_fov=settings.settings.camera.allow_extreme_fov,
+        notes=notes,
+    )
