@@ -174,11 +174,7 @@ class Pipeline:
         """Return the text that the release puts in front of stage 1's prompt, if configured."""
         location = self.settings.settings.stage1.instruction
         if not location:
-            self.notes.info(
-                "stage 1 runs without the release's instruction text (stage1.instruction is not "
-                "set): the prompt alone is encoded"
-            )
-            return None
+            return None  # encode_caption says so
         from .text.instruction import read_instruction
 
         path = local_path(location, what="stage1 instruction", download=True)

@@ -110,13 +110,22 @@ def check_settings(settings: VideoSettings, *, notes: Notes | None = None) -> No
             f"frames per chunk is {settings.frames_per_chunk}, expected 1 or more",
             fix="use the frames that one block decodes to",
         )
-    for key, value in settings.metadata.items():
-        if not isinstance(value, str) or not isinstance(key, str) or not key:
-            raise UsageError(f"video metadata {key!r} is no text", fix="pass strings only")
+    _check_metadata(settings.metadata)
     if notes is not None and crf == 0 and spec.name == "libx264":
         notes.warn(
             "crf 0 makes lossless H.264 (profile High 4:4:4), which many players cannot show"
         )
+
+
+def _check_metadata(metadata: Mapping[str, str]) -> None:
+    for key, value in metadata.items():
+        if not isinstance(value, str) or not isinstance(key, str) or not key:
+            raise UsageError(f"video metadata {key!r} is no text", fix="pass strings only")
+        if any(c == "\0" or "\ud800" <= c <= "\udfff" for c in key + value):
+            raise UsageError(
+                f"video metadata {key!r} holds a NUL or text that is not valid Unicode",
+                fix="pass JSON with its escapes",
+            )
 
 
 def check_frame_size(width: int, height: int) -> None:

@@ -47,7 +47,7 @@ def read_text_file(path: Path, *, what: str) -> str:
         raise MissingFile(f"{path}: the {what} file cannot be read ({e.strerror})") from None
     if len(raw) > MAX_PROMPT_BYTES:
         raise InputError(
-            f"{path}: more than {MAX_PROMPT_BYTES} bytes, too long for a file with the {what}",
+            f"{path}: more than {MAX_PROMPT_BYTES} bytes, too long for the {what}",
             fix=f"name the text file that holds the {what}",
         )
     encoding = "utf-8"
@@ -96,7 +96,7 @@ def check_prompt(text: str, *, where: str = "prompt") -> None:
 
 
 def check_text(text: str, *, where: str, what: str, fix: str) -> None:
-    """Raise `InputError` when `text`, the `what` of `where`, shows nothing or is no Unicode text."""
+    """Raise `InputError` when `text` shows nothing or is no Unicode text; messages say `what`."""
     if not any(_has_ink(c) for c in text):
         how = "is empty" if not text.strip() else "has no visible character"
         raise InputError(f"{where}: the {what} {how}", fix=fix)

@@ -15,19 +15,25 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import imageio.v3 as iio
 import numpy as np
 import torch
+import yaml
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from sanawm.stage1.config import Stage1Config
+from sanawm.stage1.model import Stage1Model
 from sanawm.vae import VAEConfig, VAEDecoder, VAEEncoder
 
 from .tiny_gemma import make_tiny_gemma
+from .tiny_gemma2 import make_tiny_gemma2
 
 HERE = Path(__file__).parent.parent
 LATENT_CHANNELS = 16
 TEXT_WIDTH = 48
 TEXT_LAYERS = 4
+CAPTION_WIDTH = 48
 LATENT_FRAMES = 25  # 97 frames: 8 blocks, so that the window is full from block 4 on
 HEIGHT, WIDTH = 8, 12  # latents of 64 x 96 pixels
 
@@ -59,6 +65,48 @@ VAE_CONFIG: dict[str, Any] = {
     "decoder_spatial_padding_mode": "reflect",
     "spatial_compression_ratio": 8,
     "temporal_compression_ratio": 4,
+}
+
+#: The sections of a release YAML. The instruction is this model's own.
+STAGE1_CONFIG: dict[str, Any] = {
+    "model": {
+        "model": "SanaMSVideoCamCtrlStreaming_tiny",
+        "hidden_size": 64,
+        "depth": 4,
+        "num_heads": 4,
+        "linear_head_dim": 32,
+        "in_channels": LATENT_CHANNELS,
+        "caption_channels": CAPTION_WIDTH,
+        "patch_size": [1, 1, 1],
+        "softmax_every_n": 4,
+        "mlp_ratio": 3,
+        "t_kernel_size": 3,
+        "conv_kernel_size": 4,
+        "k_conv_only": True,
+        "qk_norm": True,
+        "cross_norm": True,
+        "ffn_type": "CachedGLUMBConvTemp",
+        "pos_embed_type": "casual_wan_rope",
+        "chunk_size": 3,
+        "chunk_split_strategy": "first_chunk_plus_one",
+        "cam_attn_compress": 1,
+        "use_chunk_plucker_post_attn": True,
+        "chunk_plucker_channels": 24,
+        "chunk_plucker_post_attn_blocks": 4,
+    },
+    "vae": {"vae_latent_dim": LATENT_CHANNELS, "vae_stride": [4, 8, 8]},
+    "text_encoder": {
+        "y_norm": True,
+        "y_norm_scale_factor": 0.01,
+        "model_max_length": 48,
+        "chi_prompt": ["Describe the scene in one sentence.", "Scene: "],
+    },
+    "scheduler": {
+        "predict_flow_v": True,
+        "noise_schedule": "linear_flow",
+        "inference_flow_shift": 8.0,
+        "vis_sampler": "self_forcing_flow_euler",
+    },
 }
 
 
@@ -125,6 +173,29 @@ def make_vae(folder: Path) -> None:
     save_file(half, folder / "diffusion_pytorch_model.safetensors", metadata={"format": "pt"})
 
 
+def make_stage1(folder: Path) -> None:
+    """Write stage 1 as the release has it: `model.pt` with a `generator`, names after `model.`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(STAGE1_CONFIG), encoding="utf-8")
+    config = Stage1Config.from_mapping(STAGE1_CONFIG, where="tiny")
+    torch.manual_seed(6)
+    model = Stage1Model(config)
+    _fill(model, 0.5)
+    generator = {f"model.{k}": v.to(torch.bfloat16) for k, v in model.state_dict().items()}
+    torch.save({"generator": generator}, folder / "model.pt")
+
+
+def make_image(path: Path) -> None:
+    """Write the first image: a gradient sky over ground, and a few blocks."""
+    rows, columns = np.mgrid[0 : HEIGHT * 8, 0 : WIDTH * 8]
+    sky = np.stack([150 + rows, 190 + rows // 2, np.full_like(rows, 240)], axis=-1)
+    ground = np.stack([60 + rows, 120 + rows // 2, np.full_like(rows, 60)], axis=-1)
+    picture = np.where((rows < HEIGHT * 4)[..., None], sky, ground)
+    for left, top, colour in ((20, 18, (200, 60, 50)), (62, 24, (60, 80, 190))):
+        picture[top:40, left : left + 14] = colour
+    iio.imwrite(path, np.clip(picture, 0, 255).astype(np.uint8))
+
+
 def make_inputs(folder: Path) -> None:
     """Write clean latents (smooth drifting fields) and the trajectory of their frames."""
     generator = torch.Generator().manual_seed(4)
@@ -189,7 +260,10 @@ def main(folder: Path = HERE) -> None:
     make_tiny_gemma(
         folder / "gemma3_12b", seed=5, hidden=TEXT_WIDTH, layers=TEXT_LAYERS, heads=3, head_dim=16
     )
+    make_stage1(folder / "sana_dit")
+    make_tiny_gemma2(folder / "gemma2", seed=7, hidden=CAPTION_WIDTH)
     make_inputs(folder)
+    make_image(folder / "first.png")
     files = [f for f in folder.rglob("*") if f.is_file() and "make" not in f.parts]
     for file in files:
         file.chmod(0o644)

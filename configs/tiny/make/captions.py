@@ -1,0 +1,36 @@
+"""Embeddings of the scenes' captions, made by the preset's own text path (frozen, random).
+
+The refiner's through the tiny Gemma-3 and its connectors. Same numbers as
+`sanawm.text.encode.encode_prompt`; the models are loaded once for all captions.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sanawm.notes import Notes
+from sanawm.text.connectors import load_connectors
+from sanawm.text.gemma import load_gemma, prompt_states
+from sanawm.text.packing import pack_states
+from sanawm.text.tokenizer import load_tokenizer, tokenize
+
+MAX_LENGTH = 64
+
+
+@torch.no_grad()
+def refiner_captions(captions: list[str], *, text_encoder: Path, connectors: Path) -> Tensor:
+    """Return `(n, 64, E)` float32, one row a caption."""
+    notes = Notes()
+    options = {"device": "cpu", "dtype": torch.float32, "notes": notes}
+    backbone = load_gemma(text_encoder, **options)
+    joiner = load_connectors(connectors, **options)
+    tokenizer = load_tokenizer(text_encoder)
+    rows = []
+    for caption in captions:
+        tokens = tokenize(tokenizer, caption, max_length=MAX_LENGTH, notes=notes)
+        packed = pack_states(prompt_states(backbone, tokens), tokens.mask)
+        rows.append(joiner(packed, tokens.mask)[0])
+    return torch.stack(rows)
