@@ -17,6 +17,7 @@ from .measure import Timeline
 from .notes import Notes
 from .plan import Plan
 from .refiner.weights import transformer_folder
+from .settings import is_path
 from .stage1.weights import weights_file
 from .tensorfile import TensorFiles, fingerprint_file
 from .vae.weights import WEIGHT_FILE
@@ -66,7 +67,7 @@ def describe_weights(components: Mapping[str, Component]) -> list[dict[str, obje
             if folder.suffix in (".pt", ".pth"):
                 rows.append(fingerprint_file(folder, component=name))
                 continue
-            label = f"{name}/{folder.name}" if folder != component.path else name
+            label = f"{name}/{folder.name}" if name == "refiner" else name
             rows.append(TensorFiles(folder).fingerprint(component=label))
     return rows
 
@@ -160,14 +161,14 @@ def _camera(plan: Plan) -> dict[str, Any] | None:
 
 
 def video_metadata(plan: Plan, record: Record) -> dict[str, str]:
-    """Return the tags of the MP4: enough to run the same job again.
+    """Return the tags of the MP4: enough to run the same job again, from any folder.
 
     `sanawm` holds JSON with the resolved settings, and hashes of inputs and weights.
     """
     recipe = {
         "schema": SCHEMA,
         "version": __version__,
-        "settings": {k: v["value"] for k, v in plan.settings.table().items()},
+        "settings": {k: _absolute(k, v["value"]) for k, v in plan.settings.table().items()},
         "prompt": plan.prompt.text,
         "inputs": record.inputs,
         "weights": [
@@ -176,6 +177,33 @@ def video_metadata(plan: Plan, record: Record) -> dict[str, str]:
         ],
     }
     return {"sanawm": json.dumps(recipe), "comment": f"made by sanawm {__version__}"}
+
+
+def latents_metadata(plan: Plan, record: Record) -> dict[str, str]:
+    """Return the metadata of saved latents: rate, seed, and a hash of what decides their values."""
+    runtime = plan.settings.settings.runtime
+    seed = runtime.seed if runtime.refiner_seed is None else runtime.refiner_seed
+    decisive = ("text.max_length", "refiner.", "stage1.", "camera.", "runtime.noise_device")
+    recipe = {
+        "settings": {
+            k: plan.settings.get(k) for k in plan.settings.origins if k.startswith(decisive)
+        },
+        "seeds": [runtime.seed, seed],
+        "fps": str(plan.fps),
+        "shape": plan.shape,
+        "prompt": plan.prompt.sha256,
+        "inputs": [row["sha256"] for row in record.inputs if row["input"] != "prompt_file"],
+        "weights": [row["header_sha256"] for row in record.weights if row["component"] != "vae"],
+    }
+    digest = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
+    return {"fps": str(plan.fps), "seed": str(seed), "recipe_sha256": digest}
+
+
+def _absolute(key: str, value: Any) -> Any:
+    """Make a path of the settings independent of the current folder."""
+    if not is_path(key) or not isinstance(value, str) or not value or "://" in value:
+        return value
+    return value if key == "input.intrinsics" and "," in value else str(Path(value).absolute())
 
 
 def write_report(path: Path, report: Mapping[str, Any]) -> None:
