@@ -41,6 +41,13 @@ def grow(path: Path, chunks: int) -> None:
     time.sleep(60)
 
 
+def stream(path: Path, chunks: int) -> None:
+    """Write chunks of 8 as fast as it goes; say each one that is in the file."""
+    with VideoWriter(path, SMALL, on_chunk=lambda k, *_: say(chunk=k)) as writer:
+        for k in range(chunks):
+            writer.write(moving_clip(8, start=8 * k))
+
+
 def one_chunk(path: Path, number: int) -> None:
     """Write chunk `number` of 8 frames alone."""
     with VideoWriter(path, SMALL) as writer:
@@ -80,5 +87,12 @@ def hold(path: Path, _: int) -> None:
 
 
 if __name__ == "__main__":
-    command = {"grow": grow, "one": one_chunk, "limited": limited, "hold": hold}[sys.argv[1]]
+    commands = {
+        "grow": grow,
+        "stream": stream,
+        "one": one_chunk,
+        "limited": limited,
+        "hold": hold,
+    }
+    command = commands[sys.argv[1]]
     command(Path(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else 0)

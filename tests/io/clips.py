@@ -1,12 +1,15 @@
-"""Small clips and plain PyAV reading for the tests of `sanawm.io`; uses no code under test."""
+"""Small clips and plain PyAV reading for the tests of `sanawm.io`."""
 
 from __future__ import annotations
 
+import time
 from fractions import Fraction
 from pathlib import Path
 
 import av
 import numpy as np
+
+from sanawm.io.video import VideoWriter
 
 CASES = Path(__file__).parent.parent / "cases"
 
@@ -22,6 +25,14 @@ def moving_clip(
     return np.rint(np.stack(planes, axis=-1)).astype(np.uint8)
 
 
+def wait_for(writer: VideoWriter, frames: int) -> None:
+    """Wait until the writer's thread has handed `frames` frames to the file."""
+    deadline = time.monotonic() + 30
+    while writer.frames_written < frames:
+        assert time.monotonic() < deadline, "the writer stands still"
+        time.sleep(0.002)
+
+
 def decode(path: Path) -> np.ndarray:
     """Return all frames as PyAV gives them, uint8 `(T, H, W, 3)`, up to the end of usable data."""
     frames = []
@@ -35,18 +46,24 @@ def decode(path: Path) -> np.ndarray:
     return np.stack(frames)
 
 
-def box_names(path: Path) -> list[str]:
-    """Return the names of an MP4's top-level boxes in file order."""
-    data, names, at = path.read_bytes(), [], 0
+def box_ends(path: Path) -> list[tuple[str, int]]:
+    """Return the names of an MP4's top-level boxes and where each ends, in file order."""
+    data, boxes, at = path.read_bytes(), [], 0
     while at + 8 <= len(data):
         size = int.from_bytes(data[at : at + 4], "big")
-        names.append(data[at + 4 : at + 8].decode("latin-1"))
+        name = data[at + 4 : at + 8].decode("latin-1")
         if size == 1:
             size = int.from_bytes(data[at + 8 : at + 16], "big")
         if size < 8:
             break
         at += size
-    return names
+        boxes.append((name, at))
+    return boxes
+
+
+def box_names(path: Path) -> list[str]:
+    """Return the names of an MP4's top-level boxes in file order."""
+    return [name for name, _ in box_ends(path)]
 
 
 def encode_plain(

@@ -45,7 +45,7 @@ def test_output_stems(case: dict[str, object], tmp_path: Path) -> None:
 def test_stem_is_counted_in_bytes_with_its_suffix() -> None:
     room = 255 - len(".part.mp4")
     assert check_stem("x" * room)
-    with pytest.raises(UsageError, match="256 bytes with .part.mp4, expected at most 255"):
+    with pytest.raises(UsageError, match=r"256 bytes with \.part\.mp4, expected at most 255"):
         check_stem("x" * (room + 1))
     assert check_stem("é" * (room // 2))
     with pytest.raises(UsageError, match="too long"):
@@ -82,7 +82,7 @@ class TestCheckOutput:
             check_output(path, overwrite=False)
 
     def test_missing_folder(self, tmp_path: Path) -> None:
-        with pytest.raises(OutputError, match="folder .*/a/b does not exist") as caught:
+        with pytest.raises(OutputError, match=r"folder .*/a/b does not exist") as caught:
             check_output(tmp_path / "a" / "b" / "out.mp4", overwrite=False)
         assert caught.value.fix == f"mkdir -p {tmp_path}/a/b"
 
@@ -137,9 +137,14 @@ class TestAtomicWrite:
     def test_leaves_nothing_on_error(self, tmp_path: Path, error: type[BaseException]) -> None:
         path = tmp_path / "report.json"
         path.write_text("old")
-        with pytest.raises(error), atomic_write(path) as temporary:
-            temporary.write_text("half")
-            raise error
+
+        def fail_half_way() -> None:
+            with atomic_write(path) as temporary:
+                temporary.write_text("half")
+                raise error
+
+        with pytest.raises(error):
+            fail_half_way()
         assert path.read_text() == "old"
         assert list(tmp_path.iterdir()) == [path]
 
