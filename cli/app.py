@@ -11,17 +11,18 @@ from typing import Annotated, Any
 import typer
 
 from sanawm import __version__
-from sanawm.errors import SanawmError
+from sanawm.errors import MachineError, SanawmError, UsageError
 
 from . import camera_params, params
 from .console import NORMAL, QUIET, VERBOSE, Console
+from .streams import open_closed_streams, silence
 
 LOG_FORMATS = ("auto", "rich", "plain", "json")
 
 app = typer.Typer(
     name="sanawm",
     help="Streaming refiner for SANA-WM: clean latents, a prompt and a camera path become an MP4, "
-    "chunk by chunk.",
+    "chunk by chunk.\n\nThe options below may also stand after a command.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
@@ -159,6 +160,8 @@ def camera_check(**values: Any) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit with its code."""
+    open_closed_streams()
+    _forget()
     arguments = _normalised(sys.argv[1:] if argv is None else argv)
     code = 70
     try:
@@ -166,8 +169,17 @@ def main(argv: list[str] | None = None) -> None:
     finally:
         if _console is not None:
             _console.close()
-    sys.stdout.flush()
+    try:
+        sys.stdout.flush()
+    except OSError:
+        silence(sys.stdout)
     sys.exit(code)
+
+
+def _forget() -> None:
+    """Forget the options of an earlier call in this process."""
+    global _console, _debug
+    _console, _debug = None, False
 
 
 def _guarded(arguments: list[str]) -> int:
@@ -185,9 +197,10 @@ def _guarded(arguments: list[str]) -> int:
         return e.exit_code
     except exceptions.TyperException as e:
         return _usage(e)
-    except (KeyboardInterrupt, exceptions.Abort):
-        print("interrupted", file=sys.stderr)
-        return 130
+    except (KeyboardInterrupt, exceptions.Abort) as e:
+        code = e.args[0] if e.args and isinstance(e.args[0], int) else 130
+        console().failure("interrupted", code)
+        return code
     except Exception as e:
         if _debug:
             raise
@@ -200,16 +213,26 @@ def _usage(error: Any) -> int:
     path = context.command_path if context is not None else "sanawm"
     message = error.format_message() if hasattr(error, "format_message") else str(error)
     if message:
-        print(f"error: {message}\n  fix: see `{path} --help`", file=sys.stderr)
+        console().error(UsageError(message, fix=f"see `{path} --help`"))
     return 2
 
 
 def _unexpected(error: Exception) -> int:
-    """Report a machine limit, or a bug in one line with the traceback in a file."""
+    """Report a machine limit, a reader of stdout that went away, or a bug (traceback in a file)."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        print("error: out of memory\n  fix: use a smaller size, window or precision",
-              file=sys.stderr)  # fmt: skip
-        return 4
+        limit = MachineError("out of memory", fix="use a smaller size, window or precision")
+        console().error(limit)
+        return limit.exit_code
+    if isinstance(error, BrokenPipeError):  # `sanawm --help | head`
+        silence(sys.stdout)
+        return 0
+    where = console().log_traceback(error) or _crash_file(error)
+    what = f"{type(error).__name__}: {error}".splitlines()[0]
+    console().failure(f"unexpected {what}; this is a bug, traceback in {where}", 70)
+    return 70
+
+
+def _crash_file(error: Exception) -> str:
     import tempfile
     import traceback
 
@@ -217,11 +240,7 @@ def _unexpected(error: Exception) -> int:
         "w", prefix="sanawm-crash-", suffix=".log", delete=False, encoding="utf-8"
     ) as f:
         traceback.print_exception(error, file=f)
-    print(
-        f"error: unexpected {type(error).__name__}: {error}; this is a bug, traceback in {f.name}",
-        file=sys.stderr,
-    )
-    return 70
+    return f.name
 
 
 #: Global options and whether they take a value; they may stand before or after the command.

@@ -17,6 +17,8 @@ from sanawm.errors import OutputError, SanawmError
 from sanawm.events import Event
 from sanawm.notes import Level, Notes
 
+from .streams import silence
+
 QUIET, NORMAL, VERBOSE = -1, 0, 1
 
 
@@ -55,28 +57,53 @@ class Console:
             self._show(event)
 
     def _show(self, event: Event) -> None:
-        if self._log is not None:
-            self._log.write(self._line(event) + "\n")
-            self._log.flush()
-        if self.log_format == "json":
-            if self.verbosity > QUIET or event.level in ("warning", "error"):
-                print(self._line(event), file=sys.stderr, flush=True)
-        else:
-            self._face.show(event)
+        self._write_log(self.line(event))
+        try:
+            if self.log_format != "json":
+                self._face.show(event)
+            elif self.verbosity > QUIET or event.level in ("warning", "error"):
+                print(self.line(event), file=sys.stderr, flush=True)
+        except OSError:  # nobody reads stderr any more: no reason to lose the run
+            silence(sys.stderr)
 
     def error(self, error: SanawmError) -> None:
         """Show an error in at most three lines."""
-        data = {"message": error.message, "exit_code": error.exit_code}
-        if error.fix:
-            data["fix"] = error.fix
+        self.failure(error.message, error.exit_code, fix=error.fix)
+
+    def failure(self, message: str, exit_code: int, *, fix: str | None = None) -> None:
+        """Show why the command ends with `exit_code`."""
+        data: dict[str, Any] = {"message": message, "exit_code": exit_code}
+        if fix:
+            data["fix"] = fix
         self(Event("error", "error", data))
+
+    def log_traceback(self, error: BaseException) -> str | None:
+        """Put a traceback into the log file; return its name, or None without a log file."""
+        if self._log is None:
+            return None
+        import traceback
+
+        text = "".join(traceback.format_exception(error))
+        self._write_log(self.line(Event("error", "error", {"traceback": text})))
+        return None if self._log is None else self._log.name
 
     def result(self, text: str, data: dict[str, Any]) -> None:
         """Print the result, and only that, on stdout. A closed stdout does not fail the run."""
         try:
             print(json.dumps(data) if self.json else text, flush=True)
-        except (BrokenPipeError, OSError):
-            _silence_stdout()
+        except OSError:
+            silence(sys.stdout)
+
+    def _write_log(self, line: str) -> None:
+        if self._log is None:
+            return
+        try:
+            self._log.write(line + "\n")
+            self._log.flush()
+        except OSError as e:
+            name, self._log = self._log.name, None
+            text = f"log file {name}: cannot be written any more ({e.strerror}); the run goes on"
+            self._show(Event("warning", "warning", {"message": text}))
 
     def close(self) -> None:
         """Finish the display and the log."""
@@ -91,7 +118,8 @@ class Console:
             data["change"] = True
         self(Event("warning" if level == "warning" else "config", level, data))
 
-    def _line(self, event: Event) -> str:
+    def line(self, event: Event) -> str:
+        """Return an event as a line of JSON."""
         t = round(time.monotonic() - self._started, 3)
         level = "info" if event.level == "change" else event.level
         return json.dumps({"t": t, "level": level, "event": event.name, **event.data})
@@ -223,12 +251,3 @@ def _open_log(path: Path | None) -> TextIO | None:
         return path.open("a", encoding="utf-8")
     except OSError as e:
         raise OutputError(f"log file {path}: cannot be written ({e.strerror})") from None
-
-
-def _silence_stdout() -> None:
-    """Point stdout at nothing, so that the interpreter's own flush at exit does not fail."""
-    import os
-
-    devnull = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(devnull, sys.stdout.fileno())
-    os.close(devnull)

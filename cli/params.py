@@ -311,6 +311,21 @@ REFINE_OUTPUT = (
         "Move the index to the front after closing.",
         OUTPUT,
     ),
+    _flag(
+        "--state",
+        "output.state",
+        str,
+        "Run state (default: FILE.state beside the output), or none.",
+        OUTPUT,
+    ),
+    _flag("--state-every", "output.state_every", int, "Save it every N blocks (1).", OUTPUT),
+    _flag(
+        "--resume/--no-resume",
+        "output.resume",
+        bool,
+        "Continue a stopped run from its state: same results as if it had never stopped.",
+        OUTPUT,
+    ),
     *ENCODING,
 )
 STORE = _flag(

@@ -21,7 +21,7 @@ def run(values: dict[str, Any], console: Console) -> None:
         return
     from sanawm.job import RefineJob
 
-    with stop_on_signals() as stop:
+    with stop_on_signals(console) as stop:
         result = RefineJob(
             plan, notes=console.notes, listener=console, cache=cache_folder(), stop=stop
         ).run()

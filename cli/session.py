@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from sanawm.config import DEFAULT_PRESET, Resolved, resolve
+from sanawm.events import Event
 
 from .console import Console
 from .params import Flag, given
@@ -37,8 +37,9 @@ def cache_folder() -> Path:
 class Stop:
     """Remembers the first SIGINT or SIGTERM; calling it gives the exit code, or None."""
 
-    def __init__(self) -> None:
+    def __init__(self, console: Console) -> None:
         self.code: int | None = None
+        self._console = console
 
     def __call__(self) -> int | None:
         """Return the exit code once a signal has come."""
@@ -47,15 +48,20 @@ class Stop:
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         """Ask the run to end after the block in hand; a second signal ends it at once."""
         if self.code is not None:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(128 + number)
         self.code = 128 + number
-        print("stopping after the block in hand; once more stops at once", file=sys.stderr)
+        text = "stopping after the block in hand; once more stops at once"
+        if self._console.json:
+            text = self._console.line(Event("warning", "warning", {"message": text}))
+        # Straight to the descriptor: the signal may have come in the middle of another print.
+        with suppress(OSError):
+            os.write(2, f"{text}\n".encode())
 
 
 @contextmanager
-def stop_on_signals() -> Iterator[Stop]:
+def stop_on_signals(console: Console) -> Iterator[Stop]:
     """Turn SIGINT and SIGTERM into a `Stop` while the block runs."""
-    stop = Stop()
+    stop = Stop(console)
     previous = {n: signal.signal(n, stop.on_signal) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield stop

@@ -18,24 +18,24 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _EXPORTS = {
-    "FrameChunk": "sanawm.pipeline",
+    "FrameChunk": "sanawm.chunks",
     "LatentShape": "sanawm.shapes",
     "LatentsSource": "sanawm.io.latents",
     "Notes": "sanawm.notes",
     "Pipeline": "sanawm.pipeline",
-    "RefinedChunk": "sanawm.pipeline",
+    "RefinedChunk": "sanawm.chunks",
     "SanawmError": "sanawm.errors",
     "write_video": "sanawm.writers",
 }
 __all__ = [*_EXPORTS, "__version__"]
 
 if TYPE_CHECKING:
+    from .chunks import FrameChunk as FrameChunk
+    from .chunks import RefinedChunk as RefinedChunk
     from .errors import SanawmError as SanawmError
     from .io.latents import LatentsSource as LatentsSource
     from .notes import Notes as Notes
-    from .pipeline import FrameChunk as FrameChunk
     from .pipeline import Pipeline as Pipeline
-    from .pipeline import RefinedChunk as RefinedChunk
     from .shapes import LatentShape as LatentShape
     from .writers import write_video as write_video
 

@@ -146,6 +146,14 @@ def choose_device(name: str) -> torch.device:
     return torch.device(name)
 
 
+def use_threads(count: int | None) -> None:
+    """Set the CPU threads of torch's operations; None leaves torch's own choice."""
+    if count is not None:
+        import torch
+
+        torch.set_num_threads(count)
+
+
 def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
     """Return the model dtype: `auto` is float32 on a CPU and bfloat16 on CUDA."""
     import torch

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from fractions import Fraction
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from .components import find_component, vae_config
+from .components import find_component, use_threads, vae_config
 from .config import Resolved
-from .errors import UsageError
+from .errors import InputError, UsageError
 from .events import Event, Listener, ignore
 from .io.files import check_output
 from .io.frames_dir import FramesDir
@@ -21,6 +23,7 @@ from .io.rates import parse_fps
 from .io.reader import VideoReader
 from .io.video import VideoFile, VideoSettings, VideoWriter, check_encoder
 from .notes import Notes
+from .outputs import check_frames_dir
 from .pipeline import Pipeline
 from .shapes import LatentShape, VAERatios
 from .sources import asked_frames, cap_frames
@@ -49,16 +52,23 @@ def decode_file(
     shape = LatentShape(*file.shape)
     if shape.batch != 1:
         raise UsageError(f"{latents}: a batch of {shape.batch} clips; expected one", fix="split it")
+    settings = _with_rate(settings, file, notes)
     block = settings.settings.refiner.block_size
     video = _video_settings(settings, shape, vae.ratios, frames=block * vae.ratios.time)
     check_encoder(video.encoder, width=video.width, height=video.height)
-    pipeline = Pipeline(settings, notes=notes)
     folder = settings.settings.output.frames_dir
     overwrite = settings.settings.output.overwrite
+    if folder:
+        check_frames_dir(Path(folder), {target.absolute(): "video"}, overwrite=overwrite)
+    use_threads(settings.settings.runtime.threads)
+    pipeline = Pipeline(settings, notes=notes)
     size = {"width": video.width, "height": video.height}
-    pictures = FramesDir(Path(folder), overwrite=overwrite, **size) if folder else None
     state = DecoderState()
     with VideoWriter(target, video, overwrite=overwrite, notes=notes) as writer:
+        pictures = FramesDir(Path(folder), overwrite=overwrite, **size) if folder else None
+        line = f"video  {video.width}x{video.height} at {float(video.fps):g} fps -> {target}"
+        lines = [f"{line} (growing as {writer.part_path})"]
+        listener(Event("run_start", data={"lines": lines}))
         for number, (start, stop) in enumerate(_spans(shape.frames, block)):
             frames = pipeline.decode_chunk(file.frames(start, stop), state, number=number)
             if number == 0 and drop_first:
@@ -68,7 +78,10 @@ def decode_file(
                 if pictures is not None:
                     pictures.write(frames)
             listener(Event("chunk_done", data={"chunk": number, "frames": len(frames)}))
-        return writer.close()
+    made = writer.close()
+    summary = f"done: {made.frames} frames -> {target}"
+    listener(Event("run_done", data={"summary": summary, "frames": made.frames}))
+    return made
 
 
 def encode_file(
@@ -78,39 +91,55 @@ def encode_file(
     path = Path(source)
     target = _target(settings, [path], ".safetensors")
     vae = vae_config(find_component(settings, "vae", why="encoding", download=True))
-    batches: Iterator[np.ndarray]
-    if path.suffix.lower() in PICTURE_ENDINGS:
-        batches, frames = _picture(path, settings, vae.ratios, notes), 1
-        height, width = settings.settings.video.height, settings.settings.video.width
-    else:
-        batches, frames, height, width = _video(path, settings, vae.ratios, notes)
+    take = _picture if path.suffix.lower() in PICTURE_ENDINGS else _video
+    clip = take(path, settings, vae.ratios, notes)
     ratios = vae.ratios
     shape = LatentShape(
         1,
         vae.latent_channels,
-        ratios.latent_frames_of(frames),
-        height // ratios.space,
-        width // ratios.space,
+        ratios.latent_frames_of(clip.frames),
+        clip.height // ratios.space,
+        clip.width // ratios.space,
     )
+    use_threads(settings.settings.runtime.threads)
     pipeline = Pipeline(settings, notes=notes)
+    overwrite = settings.settings.output.overwrite
     writer = LatentsWriter(
-        target,
-        shape,
-        torch.float32,
-        {"fps": str(settings.settings.video.fps)},
-        overwrite=settings.settings.output.overwrite,
+        target, shape, torch.float32, {"fps": str(clip.fps)}, overwrite=overwrite
     )
     done = 0
     try:
-        for latents in pipeline.encode_frames(batches):
+        for latents in pipeline.encode_frames(clip.batches):
             writer.write(done, latents.to("cpu", torch.float32))
             done += latents.shape[2]
             listener(Event("chunk_done", data={"latent_frames": done}))
         writer.close()
     except BaseException:
-        writer.abort()
+        part = writer.abort()
+        if done == 0:
+            part.unlink(missing_ok=True)
         raise
+    summary = f"done: latents {tuple(shape)} -> {target}"
+    listener(Event("run_done", data={"summary": summary, "latent_frames": done}))
     return target, shape
+
+
+def _with_rate(settings: Resolved, file: LatentsSource, notes: Notes) -> Resolved:
+    """Return settings with the rate that the latents were made for, unless the user set one."""
+    brought = file.metadata.get("fps")
+    if brought is None or settings.origin("video.fps").by_user:
+        return settings
+    try:
+        rate = parse_fps(brought)
+    except UsageError as e:
+        raise InputError(f"{file.path}: in its metadata, {e.message}", fix="use --fps") from None
+    was, origin = parse_fps(settings.settings.video.fps), settings.origin("video.fps")
+    if rate != was:
+        notes.change(
+            f"{file.path}: {float(rate):g} frames per second, from the latents file "
+            f"({origin} says {float(was):g})"
+        )
+    return settings.with_input({"video.fps": brought}, where=f"latents {file.path}")
 
 
 def _target(settings: Resolved, inputs: list[Path], ending: str) -> Path:
@@ -146,20 +175,25 @@ def _spans(frames: int, block: int) -> Iterator[tuple[int, int]]:
         start = stop
 
 
-def _picture(
-    path: Path, settings: Resolved, ratios: VAERatios, notes: Notes
-) -> Iterator[np.ndarray]:
+class _Clip(NamedTuple):
+    """What is encoded: `batches` of fitted frames `(T, height, width, 3)` uint8."""
+
+    batches: Iterator[np.ndarray]
+    frames: int
+    height: int
+    width: int
+    fps: Fraction
+
+
+def _picture(path: Path, settings: Resolved, ratios: VAERatios, notes: Notes) -> _Clip:
     video = settings.settings.video
     check_size(video.height, video.width, ratios.space)
     pixels = read_image(path, notes=notes)
     fitted = fit_image(pixels, width=video.width, height=video.height, notes=notes, name=str(path))
-    return iter([fitted[None]])
+    return _Clip(iter([fitted[None]]), 1, video.height, video.width, parse_fps(video.fps))
 
 
-def _video(
-    path: Path, settings: Resolved, ratios: VAERatios, notes: Notes
-) -> tuple[Iterator[np.ndarray], int, int, int]:
-    """Return batches of fitted frames, their count, and the size."""
+def _video(path: Path, settings: Resolved, ratios: VAERatios, notes: Notes) -> _Clip:
     reader = VideoReader(path, notes=notes)
     available = reader.frame_count
     height, width = video_size(settings, reader.height, reader.width, ratios.space)
@@ -176,4 +210,5 @@ def _video(
                 yield np.stack(batch)
                 batch = []
 
-    return batches(), frames, height, width
+    asked_fps = settings.settings.video.fps if settings.origin("video.fps").by_user else reader.fps
+    return _Clip(batches(), frames, height, width, parse_fps(asked_fps))

@@ -21,7 +21,8 @@ from .io.rates import parse_fps
 from .notes import Notes
 from .refiner.config import RefinerConfig
 from .shapes import LatentShape, VAERatios, Window
-from .sources import Source, chunk_sizes, regroup
+from .sources import Source, regroup, sizes_left
+from .states import NO_STATES, StageStates
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,15 +41,20 @@ class ImageClip(Source):
     stage: ClassVar[str] = "stage1"
     needs: ClassVar[tuple[str, ...]] = ("stage1",)
 
-    def chunks(self, pipeline: Pipeline, caption: Stage1Caption | None) -> Iterator[Tensor]:
+    def chunks(
+        self,
+        pipeline: Pipeline,
+        caption: Stage1Caption | None,
+        states: StageStates = NO_STATES,
+    ) -> Iterator[Tensor]:
         """Yield the sink, then every block, as stage 1 makes them."""
         assert self.picture is not None
         assert self.rays is not None
         if caption is None:
             raise UsageError("stage 1 needs the caption's embeddings")
-        first = pipeline.encode_picture(self.picture)
-        made = pipeline.generate(first, caption, self.rays, shape=self.shape)
-        yield from regroup(made, chunk_sizes(self.shape.frames, pipeline.window))
+        first = None if states.done else pipeline.encode_picture(self.picture)
+        made = pipeline.generate(first, caption, self.rays, shape=self.shape, states=states)
+        yield from regroup(made, sizes_left(self.shape.frames, pipeline.window, states.done))
 
 
 def open_image(

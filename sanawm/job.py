@@ -6,6 +6,7 @@ then every block goes clean -> refined -> frames -> file before the next one but
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections import deque
@@ -19,12 +20,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .chunks import FrameChunk, RefinedChunk
+from .components import use_threads
 from .errors import SanawmError
 from .estimate import MemoryEstimate, estimate_memory
 from .events import Event, Listener, ignore
 from .measure import device_bytes, peak_device_bytes
 from .notes import Notes
-from .pipeline import FrameChunk, Pipeline, RefinedChunk
+from .pipeline import Pipeline
 from .plan import Plan
 from .prompting import Texts, prompt_texts
 from .refiner.noise import GivenNoise, Noise
@@ -33,10 +36,13 @@ from .report import (
     build_report,
     describe_inputs,
     describe_weights,
+    latents_metadata,
     video_metadata,
     write_report,
 )
+from .resume import Kept, open_states, recipe_of
 from .schedule import Join, Offloaded, Overlap, Residency, Stage, in_turn, overlaps
+from .states import NO_STATES, RunStates, StageStates
 from .writers import OutputWriters
 
 #: Predicted and measured peak may differ by this share before a warning says so.
@@ -85,14 +91,14 @@ class RefineJob:
         self.command = command if command is not None else list(sys.argv)
         self.pipeline = Pipeline(plan.settings, notes=notes, components=plan.components)
         self.record = Record()
+        self.states: StageStates = NO_STATES
         self._stages: list[Stage] = []
+        self._pixels: dict[int, FrameChunk] = {}
         self._noise_drawn: list[Tensor] = []
 
     def run(self) -> JobResult:
         """Do the work; on failure what was finished is kept and the report says what happened."""
-        threads = self.plan.settings.settings.runtime.threads
-        if threads is not None:
-            torch.set_num_threads(threads)
+        use_threads(self.plan.settings.settings.runtime.threads)
         try:
             with ExitStack() as stack:
                 self._run(stack)
@@ -106,16 +112,25 @@ class RefineJob:
         record.inputs = describe_inputs(plan)
         record.weights = describe_weights(plan.components)
         estimate = estimate_memory(plan, device=self.pipeline.device, dtype=self.pipeline.dtype)
+        recipe = recipe_of(plan, record, device=self.pipeline.device, dtype=self.pipeline.dtype)
+        self.states, kept = open_states(plan, recipe, notes=self.notes, on_saved=self._state_saved)
+        if isinstance(self.states, RunStates):
+            # Leaves last: chunks that the writers finish may still complete a state.
+            stack.push(self._close_states)
         writers = OutputWriters(
             plan,
             metadata=video_metadata(plan, record),
+            latents_metadata=latents_metadata(plan, record),
             notes=self.notes,
             on_chunk=self._chunk_written,
+            kept=kept,
         )
         stack.enter_context(writers)
+        self._writers = writers
         self._say_start(estimate, writers)
         texts = self._texts()
         self._load()
+        self._take_over(kept, writers)
         self._blocks(texts, writers, stack)
         self._save_noise()
         with self.record.timeline.measure("close", len(plan.blocks)):
@@ -163,28 +178,39 @@ class RefineJob:
         plan, pipe = self.plan, self.pipeline
         join = self._join(stack)
         source = self._stage(plan.source.stage, plan.source.needs)
-        chunks = plan.source.chunks(pipe, texts.caption)
-        first = -1 if plan.window.sink else 0
+        states, done = self.states, self.states.done
+        chunks = plan.source.chunks(pipe, texts.caption, states)
+        first = done if done or not plan.window.sink else -1
         clean = join(self._clean(source.work(chunks, first=first), writers), source.name)
 
         refine = self._stage("refine", ("refiner",))
         refined = pipe.refine(
-            refine.feed(clean), texts.prompt, shape=plan.shape, noise=self._noise()
+            refine.feed(clean),
+            texts.prompt,
+            shape=plan.shape,
+            noise=self._noise(),
+            states=states,
         )
-        refined = join(self._refined(refine.work(refined), writers), refine.name)
+        refined = join(self._refined(refine.work(refined, first=done), writers), refine.name)
 
         mark = time.monotonic()
         if plan.outputs.video is None:
             for chunk in refined:
                 mark = self._block_done(chunk, None, mark)
+                self._block_on_disk(chunk.span.number)
                 self._check_stop(chunk.span.number)
             return
         decode = self._stage("decode", ("decoder",))
         kept: deque[RefinedChunk] = deque()
-        frames = pipe.decode(_keep(decode.feed(refined), kept), drop_first=plan.frames.dropped == 1)
-        for pixels in join(decode.work(frames), decode.name):
-            writers.frames(pixels)
+        frames = pipe.decode(
+            _keep(decode.feed(refined), kept),
+            drop_first=plan.frames.dropped == 1,
+            states=states,
+        )
+        for pixels in join(decode.work(frames, first=done), decode.name):
             mark = self._block_done(kept.popleft(), pixels, mark)
+            self._pixels[pixels.span.number] = pixels
+            writers.frames(pixels)
             self._check_stop(pixels.span.number)
 
     def _join(self, stack: ExitStack) -> Join[Any]:
@@ -219,7 +245,7 @@ class RefineJob:
 
     def _clean(self, chunks: Iterator[Tensor], writers: OutputWriters) -> Iterator[Tensor]:
         """Hand clean chunks on, keeping stage 1's on disk if asked."""
-        start = 0
+        start = self.plan.blocks[self.states.done - 1].stop if self.states.done else 0
         for chunk in chunks:
             writers.clean(start, chunk)
             start += chunk.shape[2]
@@ -240,11 +266,15 @@ class RefineJob:
 
             sink = self.plan.window.sink
             source = NoiseSource.open(Path(path), shape=self.plan.shape, first=sink)
-            return GivenNoise(source.frames, sink=sink)
-        noise = self.pipeline.noise()
+            noise: Noise = GivenNoise(source.frames, sink=sink)
+        else:
+            noise = self.pipeline.noise()
         if self.plan.outputs.save_noise is None:
             return noise
-        return _Recorded(noise, self._noise_drawn)
+        recorded = _Recorded(noise, self._noise_drawn)
+        for span in self.plan.blocks[: self.states.done]:
+            recorded.draw(span, tuple(self.plan.shape._replace(frames=span.frames)))
+        return recorded
 
     def _save_noise(self) -> None:
         target = self.plan.outputs.save_noise
@@ -253,7 +283,7 @@ class RefineJob:
         from .io.latent_writer import save_tensors
 
         eps = torch.cat([n.cpu() for n in self._noise_drawn], dim=2).contiguous()
-        save_tensors(target, {"eps": eps}, {}, overwrite=self.plan.outputs.overwrite)
+        save_tensors(target, {"eps": eps}, {}, overwrite=self.plan.outputs.replace_sides)
 
     def _block_done(self, chunk: RefinedChunk, pixels: FrameChunk | None, since: float) -> float:
         """Record a finished block and tell the listener; return the time."""
@@ -286,6 +316,39 @@ class RefineJob:
             self.record.first_chunk_seconds = round(now, 4)
         self.record.frames_written = first + frames
         self._emit("chunk_written", {"index": index, "frames": first + frames})
+        self._block_on_disk(index)
+
+    def _block_on_disk(self, number: int) -> None:
+        """Let the run state follow: the block's frames are in the file (or its latents are)."""
+        pixels = self._pixels.pop(number, None)
+        if not isinstance(self.states, RunStates):
+            return
+
+        def extra() -> dict[str, Any]:
+            kept: dict[str, Any] = {"rows": self.record.blocks[: number + 1]}
+            if pixels is not None:
+                kept |= {"frames": torch.from_numpy(pixels.frames), "first": pixels.first}
+            return kept
+
+        self.states.written(number, extra, sync=self._writers.sync)
+
+    def _state_saved(self, block: int, size: int) -> None:
+        self._emit("state_saved", {"block": block, "bytes": size})
+
+    def _close_states(self, kind: Any, error: Any, trace: Any) -> None:
+        assert isinstance(self.states, RunStates)
+        self.states.close(remove=kind is None)
+        self.record.state_seconds = round(self.states.seconds, 4)
+
+    def _take_over(self, kept: Kept, writers: OutputWriters) -> None:
+        """Give a continued run its earlier rows, and its last saved block's frames once more."""
+        if not isinstance(self.states, RunStates) or self.states.saved is None:
+            return
+        self.record.blocks = [dict(row) for row in self.states.saved.get("rows", [])]
+        self.record.resumed_after = kept.blocks
+        if kept.frames is not None:
+            span = self.plan.blocks[kept.blocks - 1]
+            writers.frames(FrameChunk(span, kept.first, kept.frames.numpy()))
 
     def _check_stop(self, number: int) -> None:
         code = self.stop()
@@ -295,8 +358,14 @@ class RefineJob:
             f"interrupted after block {number + 1} of {len(self.plan.blocks)}; what was finished "
             "is kept",
             exit_code=code,
-            fix="run the same command again to make the whole clip",
+            fix=self._how_to_go_on(),
         )
+
+    def _how_to_go_on(self) -> str:
+        if not isinstance(self.states, RunStates):
+            return "run the same command again with --overwrite to make the whole clip"
+        words = [w for w in self.command if w != "--resume"]
+        return f"continue with: {shlex.join([Path(words[0]).name, *words[1:], '--resume'])}"
 
     def _memory(self, estimate: MemoryEstimate) -> None:
         measured = peak_device_bytes(self.pipeline.device)
@@ -378,11 +447,11 @@ class _Recorded:
         return eps
 
     def state_dict(self) -> dict[str, Any]:
-        return {"noise": self._noise.state_dict(), "count": len(self._drawn)}
+        return {**self._noise.state_dict(), "recorded": len(self._drawn)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._noise.load_state_dict(state["noise"])
-        del self._drawn[state["count"] :]
+        self._noise.load_state_dict(state)
+        del self._drawn[state.get("recorded", len(self._drawn)) :]
 
 
 def _keep(chunks: Iterator[RefinedChunk], kept: deque[RefinedChunk]) -> Iterator[RefinedChunk]:

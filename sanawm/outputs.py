@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .config import Resolved
@@ -36,6 +37,13 @@ class Outputs:
     preview: Path | None = None
     report: Path | None = None
     frames_dir: Path | None = None
+    #: A stopped run goes on: what it wrote beside the video is continued, or written anew.
+    continued: bool = False
+
+    @property
+    def replace_sides(self) -> bool:
+        """Whether files beside the video may exist already."""
+        return self.overwrite or self.continued
 
     @property
     def main(self) -> Path:
@@ -75,8 +83,27 @@ def plan_outputs(settings: Resolved, *, inputs: Iterable[Path]) -> Outputs:
                 flag = key.replace("_", "-")
                 raise UsageError(f"--{flag} needs decoded frames, but --no-video was given")
     outputs = Outputs(video=video, overwrite=out.overwrite, frames_dir=frames_dir, **sides)
+    if out.resume:
+        continued = state_file(outputs, out.state) is not None
+        outputs = replace(outputs, continued=continued)
     _check(outputs, sides, list(inputs))
     return outputs
+
+
+def state_file(outputs: Outputs, chosen: str | None) -> Path | None:
+    """Return the run state of an earlier, unfinished run, if there is one.
+
+    chosen: the setting `output.state`: a path, `none`, or None for `FILE.state` beside the output.
+    """
+    path = default_state(outputs, chosen)
+    return path if path is not None and path.exists() else None
+
+
+def default_state(outputs: Outputs, chosen: str | None) -> Path | None:
+    """Return where the run state lies, or None when the run keeps none."""
+    if chosen == "none":
+        return None
+    return Path(chosen) if chosen else outputs.main.with_suffix(".state")
 
 
 def _video_path(settings: Resolved) -> Path:
@@ -102,7 +129,40 @@ def _check(outputs: Outputs, sides: dict[str, Path | None], inputs: list[Path]) 
         if real in seen:
             raise UsageError(f"{path} is named twice: as {seen[real]} and as {name}")
         seen[real] = name
-        check_output(path, overwrite=outputs.overwrite, inputs=inputs, suffixes=endings[name])
-    folder = outputs.frames_dir
-    if folder is not None and folder.exists() and not folder.is_dir():
+        own = name in ("video", "save_latents", "save_stage1")
+        overwrite = outputs.overwrite if own else outputs.replace_sides
+        overwrite = overwrite or (name == "report" and _is_of_unfinished_run(path))
+        check_output(path, overwrite=overwrite, inputs=inputs, suffixes=endings[name])
+    if outputs.frames_dir is not None:
+        check_frames_dir(outputs.frames_dir, seen, overwrite=outputs.replace_sides)
+
+
+def check_frames_dir(folder: Path, files: Mapping[Path, str], *, overwrite: bool) -> None:
+    """Check the folder of PNG frames without making it; `files` are the other outputs."""
+    if folder.absolute() in files:
+        raise UsageError(
+            f"{folder} is named twice: as {files[folder.absolute()]} and as frames folder"
+        )
+    if not folder.parent.is_dir():
+        raise OutputError(
+            f"--frames-dir {folder}: the folder {folder.parent} does not exist",
+            fix=f"mkdir -p {folder.parent}",
+        )
+    if not folder.exists():
+        return
+    if not folder.is_dir():
         raise OutputError(f"--frames-dir {folder} is a file", fix="name a folder")
+    if not overwrite and any(folder.iterdir()):
+        raise OutputError(
+            f"--frames-dir {folder} is not empty", fix="add --overwrite, or choose another folder"
+        )
+
+
+def _is_of_unfinished_run(report: Path) -> bool:
+    """Tell whether a file is the report of a run that failed, which the next try may replace."""
+    try:
+        data = json.loads(report.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    ours = isinstance(data, dict) and str(data.get("tool")).startswith("sanawm")
+    return ours and data.get("status") in ("interrupted", "failed")

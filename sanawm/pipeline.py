@@ -11,15 +11,16 @@ Nothing here holds the whole clip: each iterator works on one chunk and passes i
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from .camera.rays import CameraRays
+from .chunks import FrameChunk, RefinedChunk
 from .components import Component, choose_device, choose_dtype, find_component, stage1_config
 from .config import Resolved, resolve
 from .errors import NumericsError, UsageError
@@ -31,7 +32,7 @@ from .refiner.noise import Noise, SeededNoise
 from .refiner.single_shot import refine_single_shot
 from .refiner.stream import RefinerStream
 from .refiner.weights import load_refiner
-from .shapes import BlockSpan, LatentShape, Window
+from .shapes import LatentShape, Window
 from .sources import split_clip
 from .stage1.camera import PathCamera
 from .stage1.model import Stage1Model
@@ -40,6 +41,7 @@ from .stage1.noise import NoiseSource as Stage1Noise
 from .stage1.plan import plan_chunks
 from .stage1.sampler import Stage1Stream
 from .stage1.weights import load_stage1
+from .states import NO_STATES, StageStates
 from .text.embeddings import PromptEmbeds, Stage1Caption
 from .vae.decoder import VAEDecoder
 from .vae.encoder import VAEEncoder
@@ -50,33 +52,6 @@ from .vae.weights import load_decoder, load_encoder
 #: A decoded chunk flatter than this (uint8 levels) while its latents are not is a decoder fault.
 FLAT_LEVELS = 0.5
 FLAT_LATENTS = 1e-3
-
-
-@dataclass(frozen=True)
-class RefinedChunk:
-    """One refined block. The first chunk of a clip starts with the sink frames.
-
-    `latents` is `(B, C, T, H, W)` float32: `span.frames` refined frames, after the sink's in
-    chunk 0.
-    """
-
-    span: BlockSpan
-    latents: Tensor
-    history_frames: int
-    sink_position: int
-
-
-@dataclass(frozen=True)
-class FrameChunk:
-    """The frames of one block: `frames` `(T, H, W, 3)` uint8, `first` the number of the first.
-
-    `first` counts decoded frames, so a dropped frame 0 makes the first chunk start at 1: frame i
-    belongs to camera pose i.
-    """
-
-    span: BlockSpan
-    first: int
-    frames: np.ndarray
 
 
 class Pipeline:
@@ -193,16 +168,18 @@ class Pipeline:
 
     def generate(
         self,
-        first: Tensor,
+        first: Tensor | None,
         caption: Stage1Caption,
         rays: CameraRays,
         *,
         shape: LatentShape,
         noise: Stage1Noise | None = None,
+        states: StageStates = NO_STATES,
     ) -> Iterator[Tensor]:
         """Yield stage 1's clean latent chunks `(1, C, t, H, W)` of a clip; frame 0 is `first`.
 
-        first: the image latent `(1, C, 1, H, W)`. rays: the camera, one pose a pixel frame.
+        first: the image latent `(1, C, 1, H, W)`, None when `states` continue a run. rays: the
+        camera, one pose a pixel frame.
         """
         options = self.settings.settings.stage1
         stream = Stage1Stream(
@@ -218,8 +195,14 @@ class Pipeline:
             sink_token=options.sink_token,
             notes=self.notes,
         )
-        stream.start(first)
-        yield from stream
+        saved = states.restored("stage1")
+        if saved is not None:
+            stream.state.load_state_dict(saved, device=self.device)
+        elif first is not None:
+            stream.start(first)
+        for chunk in stream:
+            states.passed("stage1", stream.state.chunks - 1, stream.state.state_dict)
+            yield chunk
 
     def stage1_noise(self, shape: LatentShape) -> Stage1Noise:
         """Return stage 1's seeded noise: a draw a chunk, or one for the clip (`reference`)."""
@@ -262,11 +245,13 @@ class Pipeline:
         *,
         shape: LatentShape | None = None,
         noise: Noise | None = None,
+        states: StageStates = NO_STATES,
     ) -> Iterator[RefinedChunk]:
         """Yield the refined chunks of a clip, one block at a time.
 
         clean: the clip's latents `(B, C, T, H, W)`; or its chunks (first the sink frames if the
-        window has a sink, then every block), with their total `shape`.
+        window has a sink, then every block), with their total `shape`. With `states` that continue
+        a run, the chunks are those of the blocks that are left, without the sink.
         """
         if isinstance(clean, Tensor):
             if clean.ndim != 5:
@@ -277,13 +262,17 @@ class Pipeline:
             clean = split_clip(clean, self.window)
         if shape is None:
             raise UsageError("chunks of latents need the clip's total shape", fix="pass shape=")
-        run = self._stream
+        noise = noise or self.noise()
         if self.settings.settings.refiner.mode == "single-shot":
-            run = self._single_shot
-        return run(clean, prompt, shape, noise or self.noise())
+            return self._single_shot(clean, prompt, shape, noise)
+        return self._stream(clean, prompt, shape, noise, states)
 
     def decode(
-        self, chunks: Iterable[RefinedChunk], *, drop_first: bool | None = None
+        self,
+        chunks: Iterable[RefinedChunk],
+        *,
+        drop_first: bool | None = None,
+        states: StageStates = NO_STATES,
     ) -> Iterator[FrameChunk]:
         """Yield the frames of refined chunks (batch 1).
 
@@ -295,9 +284,14 @@ class Pipeline:
             drop_first = self.window.sink > 0 and not keep
         state = DecoderState()
         done = 0
+        saved = states.restored("decode")
+        if saved is not None:
+            state.load_state_dict(saved["vae"], device=self.device)
+            done = int(saved["frames"])
         for chunk in chunks:
             frames = self.decode_chunk(chunk.latents, state, number=chunk.span.number)
             first, done = done, done + len(frames)
+            states.passed("decode", chunk.span.number, partial(_decoder_snapshot, state, done))
             skip = 1 if drop_first and first == 0 else 0
             yield FrameChunk(chunk.span, first + skip, frames[skip:])
 
@@ -326,7 +320,12 @@ class Pipeline:
         self.encoder.finish(state)
 
     def _stream(
-        self, clean: Iterable[Tensor], prompt: PromptEmbeds, shape: LatentShape, noise: Noise
+        self,
+        clean: Iterable[Tensor],
+        prompt: PromptEmbeds,
+        shape: LatentShape,
+        noise: Noise,
+        states: StageStates,
     ) -> Iterator[RefinedChunk]:
         text = self.refiner.prepare_text(prompt.embeds, prompt.mask)
         refiner = self.settings.settings.refiner
@@ -340,11 +339,15 @@ class Pipeline:
             noise=noise,
         )
         source = iter(clean)
-        lead: Tensor | None = next(source) if self.window.sink else None
+        saved = states.restored("refine")
+        if saved is not None:
+            stream.load_state_dict(dict(saved))
+        lead: Tensor | None = next(source) if self.window.sink and saved is None else None
         if lead is not None:
             stream.start(lead)
         for block in source:
             done = stream.refine(block)
+            states.passed("refine", done.span.number, stream.state_dict)
             latents = done.latents.float()
             if lead is not None:
                 # The sink is handed on as it came in, bit for bit (float32 holds every input).
@@ -374,3 +377,7 @@ class Pipeline:
         if name not in self._components:
             self._components[name] = find_component(self.settings, name, why=why, download=True)
         return self._components[name].local
+
+
+def _decoder_snapshot(state: DecoderState, frames: int) -> dict[str, Any]:
+    return {"vae": state.state_dict(), "frames": frames}

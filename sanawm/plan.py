@@ -26,6 +26,7 @@ from .outputs import Outputs, plan_outputs
 from .refiner.config import RefinerConfig
 from .shapes import BlockSpan, LatentShape, PixelShape, VAERatios, Window, check_window
 from .sources import Source, open_source
+from .unused import warn_unused
 from .vae.config import VAEConfig
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ def make_plan(settings: Resolved, *, notes: Notes, download: bool) -> Plan:
     `download` allows fetching `hf://` components that are not in the cache; without it their
     released architectures are assumed. Raises the errors of every part.
     """
+    warn_unused(settings, notes=notes)
     window = _window(settings, notes)
     fps = parse_fps(settings.settings.video.fps)
     if settings.settings.video.output_fps is not None:
@@ -128,7 +130,7 @@ def make_plan(settings: Resolved, *, notes: Notes, download: bool) -> Plan:
     fps = source.fps if source.fps is not None else fps
     output_fps = settings.settings.video.output_fps
     shape = source.shape
-    _check_length(shape, window, notes)
+    _check_length(source, window, notes)
     pixels = PixelShape(ratios.frames_of(shape.frames), shape.height * space, shape.width * space)
     if shape.batch != 1 and outputs.video is not None:
         raise UsageError(
@@ -136,11 +138,17 @@ def make_plan(settings: Resolved, *, notes: Notes, download: bool) -> Plan:
             fix="split the file, or use --no-video with --save-latents",
         )
     _check_recipe(settings, notes)
+    _check_noise(settings, shape, window)
+    camera = _fit_camera(settings, trajectory, pixels.frames, fps, notes)
+    if outputs.save_camera is not None and camera is None:
+        raise UsageError("--save-camera: this run has no camera path", fix="add --camera FILE")
+    if outputs.video is not None:
+        _check_encoding(settings, pixels)
     return Plan(
         settings=settings,
         source=source,
         prompt=prompt,
-        camera=_fit_camera(settings, trajectory, pixels.frames, fps, notes),
+        camera=camera,
         components=components,
         refiner=refiner,
         vae=vae,
@@ -174,6 +182,7 @@ def _input_paths(settings: Resolved) -> list[Path]:
 
 def _prompt(settings: Resolved) -> PromptPlan:
     """Return the prompt, read and checked."""
+    from .text.embeddings import load_prompt_embeds
     from .text.prompt import check_prompt, clean_prompt, prompt_sha256, read_prompt_file
 
     given = settings.settings.input
@@ -181,6 +190,7 @@ def _prompt(settings: Resolved) -> PromptPlan:
         path = Path(given.prompt_embeds)
         if not path.is_file():
             raise MissingFile(f"--prompt-embeds {path}: no such file")
+        load_prompt_embeds(path)
         return PromptPlan(None, path, _file_sha256(path))
     if given.prompt_file:
         text = read_prompt_file(Path(given.prompt_file))
@@ -223,11 +233,12 @@ def _components(
     return found
 
 
-def _check_length(shape: LatentShape, window: Window, notes: Notes) -> None:
+def _check_length(source: Source, window: Window, notes: Notes) -> None:
+    shape = source.shape
     if shape.frames <= window.sink:
         raise UsageError(
-            f"the clip has {shape.frames} latent frames and the sink takes {window.sink}: nothing "
-            "is left to refine",
+            f"{source.path}: latent frames in the clip: {shape.frames}, taken by the sink: "
+            f"{window.sink}; nothing is left to refine",
             fix=f"give at least {window.sink + 1} latent frames, or lower --sink-size",
         )
     short = (shape.frames - window.sink) % window.block
@@ -255,6 +266,32 @@ def _check_recipe(settings: Resolved, notes: Notes) -> None:
                 f"{name} {_listed(used)} are not those the preset declares for its weights "
                 f"({_listed(declared)}): expect a different picture"
             )
+
+
+def _check_noise(settings: Resolved, shape: LatentShape, window: Window) -> None:
+    """Check the header of the refiner's noise file."""
+    if settings.settings.input.noise:
+        from .io.latents import NoiseSource
+
+        NoiseSource.open(Path(settings.settings.input.noise), shape=shape, first=window.sink)
+
+
+def _check_encoding(settings: Resolved, pixels: PixelShape) -> None:
+    """Check that the video can be encoded here, before any model is loaded."""
+    from .io.encoder import VideoSettings, check_encoder, check_settings
+
+    video = settings.settings.video
+    check_encoder(video.encoder, width=pixels.width, height=pixels.height)
+    check_settings(
+        VideoSettings(
+            pixels.width,
+            pixels.height,
+            parse_fps(video.fps),
+            video.crf,
+            video.encoder,
+            video.encoder_preset,
+        )
+    )
 
 
 def _listed(values: object) -> str:

@@ -45,7 +45,7 @@ def prompt_texts(
         texts = Texts(prompt, caption)
     target = plan.outputs.save_prompt_embeds
     if target is not None:
-        overwrite = plan.outputs.overwrite
+        overwrite = plan.outputs.replace_sides
         save_prompt_embeds(target, texts.prompt, stage1=texts.caption, overwrite=overwrite)
     return texts
 

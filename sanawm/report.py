@@ -35,6 +35,8 @@ class Record:
     inputs: list[dict[str, object]] = field(default_factory=list)
     memory: dict[str, Any] = field(default_factory=dict)
     schedule: str = "sequential"
+    state_seconds: float = 0.0
+    resumed_after: int = 0
     first_chunk_seconds: float | None = None
     frames_written: int = 0
     output: dict[str, object] | None = None
@@ -135,6 +137,8 @@ def build_report(
         },
         "camera": _camera(plan),
         "schedule": record.schedule,
+        "resumed_after_blocks": record.resumed_after,
+        "state_seconds": record.state_seconds,
         "blocks": rows,
         "first_chunk_seconds": record.first_chunk_seconds,
         "timeline": record.timeline.rows(),

@@ -17,6 +17,7 @@ from .schedules import RELEASED_SIGMAS, RELEASED_STEPS, check_sigmas, check_step
 PathLike = Annotated[str, "path"]
 Rate = Annotated[str | int | float, "frames per second: 16, 23.976 or 24000/1001"]
 Positive = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class Section(BaseModel):
@@ -143,13 +144,16 @@ class OutputSettings(Section):
     preview: PathLike | None = None
     report: PathLike | None = None
     overwrite: bool = False
+    state: PathLike | None = None
+    state_every: Positive = 1
+    resume: bool = False
 
 
 class RuntimeSettings(Section):
     """Seeds, and how the machine is used."""
 
-    seed: int = 42
-    refiner_seed: int | None = None
+    seed: Seed = 42
+    refiner_seed: Seed | None = None
     noise_device: Literal["cpu", "device"] = "cpu"
     device: str = "auto"
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"

@@ -17,6 +17,7 @@ from .errors import UsageError
 from .notes import Notes
 from .refiner.config import RefinerConfig
 from .shapes import LatentShape, VAERatios, Window, snap_frames
+from .states import NO_STATES, StageStates
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,8 +53,16 @@ class Source:
     #: Components that `chunks` uses besides those of the refiner, by their Pipeline name.
     needs: ClassVar[tuple[str, ...]] = ()
 
-    def chunks(self, pipeline: Pipeline, caption: Stage1Caption | None) -> Iterator[Tensor]:
-        """Yield the sink `(B, C, sink, H, W)` if the window has one, then every block."""
+    def chunks(
+        self,
+        pipeline: Pipeline,
+        caption: Stage1Caption | None,
+        states: StageStates = NO_STATES,
+    ) -> Iterator[Tensor]:
+        """Yield the sink `(B, C, sink, H, W)` if the window has one, then every block.
+
+        With `states` that continue a run, only the blocks that are left.
+        """
         raise NotImplementedError
 
 
@@ -63,13 +72,19 @@ class LatentsClip(Source):
 
     file: LatentsSource | None = None
 
-    def chunks(self, pipeline: Pipeline, caption: Stage1Caption | None) -> Iterator[Tensor]:
+    def chunks(
+        self,
+        pipeline: Pipeline,
+        caption: Stage1Caption | None,
+        states: StageStates = NO_STATES,
+    ) -> Iterator[Tensor]:
         """Yield the sink, then every block, each read from the file when it is needed."""
         assert self.file is not None
-        start = 0
-        for size in chunk_sizes(self.shape.frames, pipeline.window):
-            yield self.file.frames(start, start + size)
-            start += size
+        window = pipeline.window
+        if window.sink and not states.done:
+            yield self.file.frames(0, window.sink)
+        for span in list(window.blocks(self.shape.frames))[states.done :]:
+            yield self.file.frames(span.start, span.stop)
 
 
 def open_source(
@@ -102,6 +117,12 @@ def chunk_sizes(frames: int, window: Window) -> list[int]:
     """Return the latent frames of each chunk of a clip: the sink if there is one, then blocks."""
     lead = [window.sink] if window.sink else []
     return lead + [span.frames for span in window.blocks(frames)]
+
+
+def sizes_left(frames: int, window: Window, done: int) -> list[int]:
+    """Return the sizes of the chunks that are left after `done` blocks (0: the sink too)."""
+    sizes = chunk_sizes(frames, window)
+    return sizes if not done else sizes[done + (1 if window.sink else 0) :]
 
 
 def split_clip(latents: Tensor, window: Window) -> Iterator[Tensor]:

@@ -15,7 +15,8 @@ from .io.rates import parse_fps
 from .notes import Notes
 from .refiner.config import RefinerConfig
 from .shapes import LatentShape, VAERatios, Window
-from .sources import Source, asked_frames, cap_frames, chunk_sizes
+from .sources import Source, asked_frames, cap_frames, sizes_left
+from .states import NO_STATES, StageStates
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,17 +39,28 @@ class VideoClip(Source):
     stage: ClassVar[str] = "encode"
     needs: ClassVar[tuple[str, ...]] = ("encoder",)
 
-    def chunks(self, pipeline: Pipeline, caption: Stage1Caption | None) -> Iterator[Tensor]:
+    def chunks(
+        self,
+        pipeline: Pipeline,
+        caption: Stage1Caption | None,
+        states: StageStates = NO_STATES,
+    ) -> Iterator[Tensor]:
         """Yield the sink, then every block, encoding only the frames it needs."""
         import torch
 
         from .vae import EncoderState
 
-        encoder = pipeline.encoder
+        encoder, window = pipeline.encoder, pipeline.window
         state = EncoderState()
         pictures = self._pictures()
-        for number, size in enumerate(chunk_sizes(self.shape.frames, pipeline.window)):
-            count = size * self.ratios.time - (self.ratios.time - 1 if number == 0 else 0)
+        saved = states.restored("encode")
+        if saved is not None:
+            state.load_state_dict(saved, device=encoder.latents_mean.device)
+            for _ in zip(range(state.taken), pictures, strict=False):
+                pass  # decoded once more: a video cannot be entered at any frame
+        number = states.done if states.done or not window.sink else -1
+        for size in sizes_left(self.shape.frames, window, states.done):
+            count = size * self.ratios.time - (self.ratios.time - 1 if state.taken == 0 else 0)
             batch = self._batch(pictures, count, encoder)
             latents = encoder.encode(batch, state)
             if latents.shape[2] != size:
@@ -56,6 +68,9 @@ class VideoClip(Source):
                     f"{self.path}: the video ended early: {latents.shape[2]} latent frames came "
                     f"out of a chunk that needs {size}"
                 )
+            if number >= 0:
+                states.passed("encode", number, state.state_dict)
+            number += 1
             yield latents.to(torch.float32)
         encoder.finish(state)
 

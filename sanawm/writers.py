@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -17,11 +18,13 @@ from .io.frames_dir import FramesDir
 from .io.latent_writer import LatentsWriter
 from .io.preview import ContactSheet
 from .io.rates import parse_fps
-from .io.video import VideoFile, VideoSettings, VideoWriter, check_encoder
+from .io.video import VideoFile, VideoSettings, VideoWriter, faststart
 from .notes import Notes
+from .resume import Kept, refill_sheet
+from .states import sync_file
 
 if TYPE_CHECKING:
-    from .pipeline import FrameChunk, RefinedChunk
+    from .chunks import FrameChunk, RefinedChunk
     from .plan import Plan
 
 
@@ -36,16 +39,30 @@ class OutputWriters:
         plan: Plan,
         *,
         metadata: Mapping[str, str],
+        latents_metadata: Mapping[str, str],
         notes: Notes,
         on_chunk: Callable[[int, int, int, float], None],
+        kept: Kept | None = None,
     ) -> None:
         self.plan = plan
-        self._video = self._open_video(metadata, notes, on_chunk)
-        self._latents = self._open_latents(plan.outputs.save_latents)
-        self._stage1 = self._open_latents(plan.outputs.save_stage1)
-        self._frames = self._open_frames()
+        self.kept = kept or Kept()
+        self.overwrite = plan.outputs.replace_sides
+        self._latents_metadata = latents_metadata
+        self._video: VideoWriter | None = None
+        self._latents: LatentsWriter | None = None
+        self._stage1: LatentsWriter | None = None
+        self._frames: FramesDir | None = None
+        self._made_folder = False
         self._sheet = self._open_sheet()
-        self._save_camera()
+        try:
+            self._video = self._open_video(metadata, notes, on_chunk)
+            self._latents = self._open_latents(plan.outputs.save_latents)
+            self._stage1 = self._open_latents(plan.outputs.save_stage1)
+            self._frames = self._open_frames()
+            self._save_camera()
+        except BaseException:
+            self._abandon()
+            raise
 
     @property
     def part(self) -> Path | None:
@@ -72,6 +89,13 @@ class OutputWriters:
         if self._sheet is not None:
             self._sheet.add_block(chunk.span.number, chunk.first, chunk.frames)
 
+    def sync(self) -> None:
+        """Flush what is written to the disk, so that a run state is never ahead of it."""
+        sync_file(self.part)
+        for writer in (self._latents, self._stage1):
+            if writer is not None:
+                sync_file(writer.part_path)
+
     def close(self) -> VideoFile | None:
         """Finish all outputs; the video gets its name once its frames were counted."""
         for writer in (self._latents, self._stage1):
@@ -80,8 +104,16 @@ class OutputWriters:
         if self._frames is not None:
             self._frames.close()
         if self._sheet is not None and self.plan.outputs.preview is not None:
-            self._sheet.save(self.plan.outputs.preview, overwrite=self.plan.outputs.overwrite)
-        return None if self._video is None else self._video.close()
+            self._sheet.save(self.plan.outputs.preview, overwrite=self.overwrite)
+        # From here on the video settles its part file itself, also when closing fails.
+        video, self._video = self._video, None
+        if video is None:
+            return None
+        made = video.close()
+        if self.plan.settings.settings.video.faststart:
+            faststart(made.path)
+            made = made._replace(bytes=made.path.stat().st_size)
+        return made
 
     def __enter__(self) -> Self:
         return self
@@ -92,13 +124,21 @@ class OutputWriters:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is None:
-            return
+        if error is not None:
+            self._abandon()
+
+    def _abandon(self) -> None:
+        """Keep what holds finished chunks, remove what is still empty."""
         if self._video is not None:
             self._video.abort()
         for writer in (self._latents, self._stage1):
             if writer is not None:
-                writer.abort()
+                part = writer.abort()
+                if writer.frames_written == 0:
+                    part.unlink(missing_ok=True)
+        if self._made_folder and self._frames is not None and not self._frames.frames_written:
+            with suppress(OSError):
+                self._frames.folder.rmdir()
 
     def _open_video(
         self,
@@ -109,7 +149,6 @@ class OutputWriters:
         plan, video = self.plan, self.plan.settings.settings.video
         if plan.outputs.video is None:
             return None
-        check_encoder(video.encoder, width=plan.pixels.width, height=plan.pixels.height)
         settings = VideoSettings(
             width=plan.pixels.width,
             height=plan.pixels.height,
@@ -124,6 +163,8 @@ class OutputWriters:
             plan.outputs.video,
             settings,
             overwrite=plan.outputs.overwrite,
+            keep_frames=self.kept.video_frames,
+            keep_chunks=self.kept.video_chunks,
             on_chunk=on_chunk,
             notes=notes,
         )
@@ -135,19 +176,30 @@ class OutputWriters:
             target,
             self.plan.shape,
             torch.float32,
-            {"fps": str(self.plan.fps)},
+            self._latents_metadata,
             overwrite=self.plan.outputs.overwrite,
+            keep_frames=self.kept.latent_frames,
         )
 
     def _open_frames(self) -> FramesDir | None:
         folder, pixels = self.plan.outputs.frames_dir, self.plan.pixels
         if folder is None:
             return None
-        overwrite = self.plan.outputs.overwrite
-        return FramesDir(folder, width=pixels.width, height=pixels.height, overwrite=overwrite)
+        self._made_folder = not folder.exists()
+        return FramesDir(
+            folder,
+            width=pixels.width,
+            height=pixels.height,
+            overwrite=self.overwrite,
+            keep_frames=self.kept.video_frames,
+        )
 
     def _open_sheet(self) -> ContactSheet | None:
-        return None if self.plan.outputs.preview is None else ContactSheet()
+        if self.plan.outputs.preview is None:
+            return None
+        sheet = ContactSheet()
+        refill_sheet(sheet, self.plan, self.kept)
+        return sheet
 
     def _save_camera(self) -> None:
         target = self.plan.outputs.save_camera

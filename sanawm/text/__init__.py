@@ -1,7 +1,8 @@
-"""From a prompt to the text embeddings that the refiner attends to.
+"""From a prompt to the text embeddings that the refiner and stage 1 attend to.
 
-`prompt` reads and checks the text, `tokenizer` and `gemma` give one hidden state per layer,
-`packing` and `connectors` turn those into embeddings, `encode` joins the steps, `embeddings` and
-`store` keep the result. Import from these modules: this one stays empty, so that reading a prompt
-loads neither torch nor transformers.
+`prompt` and `instruction` read and check the text, `tokenizer` and `gemma` give hidden states.
+For the refiner, `packing` and `connectors` turn one state per layer into embeddings, and `encode`
+joins the steps; for stage 1, `caption` puts the instruction in front and picks the rows.
+`embeddings` and `store` keep the results. Import from these modules: this one stays empty, so that
+reading a prompt loads neither torch nor transformers.
 """

@@ -7,7 +7,9 @@ last are kept, so that the caption has the same number of rows with and without 
     length        n + max_length - 2, where n counts the instruction's own tokens, bos included
     kept rows     0 and the last max_length - 1: bos, last of instruction, up to max_length - 2 more
 
-Padding stands on the right. Source: the public SANA-WM code, which calls the instruction
+When the instruction's last token joins with the prompt's first (the released one ends in a space,
+which the tokenizer keeps at the front of a word), row 1 is that joint token. Padding stands on the
+right. Source: the public SANA-WM code, which calls the instruction
 `chi_prompt`. The text encoder (5 GB in the release) is gone when the caption is returned.
 """
 
@@ -88,8 +90,8 @@ def encode_caption(
     _check_positions(info, tokens, where=text_encoder)
     rows = _last_rows(tokens, text_encoder=text_encoder, device=device, dtype=dtype, notes=notes)
     release_memory(device)
-    caption = select_rows(rows, max_length).unsqueeze(1)  # (1, 1, max_length, width)
-    result = Stage1Caption(caption, select_rows(tokens.mask, max_length).to(device))
+    caption = select_rows(rows.unsqueeze(1), max_length, axis=2)  # (1, 1, max_length, width)
+    result = Stage1Caption(caption, select_rows(tokens.mask, max_length, axis=1).to(device))
     if store is not None:
         store.put(key, result, notes=notes)
     return result
@@ -121,9 +123,11 @@ def caption_tokens(
     )
 
 
-def select_rows(rows: Tensor, max_length: int) -> Tensor:
-    """Return row 0 and the last `max_length - 1` rows of axis 1 as a new tensor."""
-    return torch.cat([rows[:, :1], rows[:, 1 - max_length :]], dim=1)
+def select_rows(rows: Tensor, max_length: int, *, axis: int) -> Tensor:
+    """Return row 0 and the last `max_length - 1` rows along `axis`, as a new tensor."""
+    last = max_length - 1
+    parts = [rows.narrow(axis, 0, 1), rows.narrow(axis, rows.shape[axis] - last, last)]
+    return torch.cat(parts, dim=axis)
 
 
 def _last_rows(

@@ -17,7 +17,9 @@ from sanawm.text import embeddings
 from sanawm.text.embeddings import (
     PromptEmbeds,
     Stage1Caption,
+    load_caption,
     load_prompt_embeds,
+    save_caption,
     save_prompt_embeds,
     write_whole,
 )
@@ -33,6 +35,50 @@ def good() -> dict[str, Tensor]:
         "prompt_embeds": torch.arange(24.0).view(2, 3, 4),
         "prompt_mask": torch.tensor([[0, 1, 1], [1, 1, 1]]),
     }
+
+
+CAPTION = Stage1Caption(torch.arange(20.0).view(1, 1, 4, 5), torch.tensor([[1, 1, 0, 0]]))
+
+
+def test_stage1_alone(file: Path) -> None:
+    half = CAPTION.to("cpu", torch.bfloat16)
+    save_caption(file, half._replace(mask=half.mask.bool()), metadata={"recipe": "x"})
+    assert sorted(load_file(file)) == ["stage1_caption", "stage1_mask"]
+    caption, metadata = load_caption(file)
+    assert torch.equal(caption.caption, CAPTION.caption.bfloat16())
+    assert torch.equal(caption.mask, CAPTION.mask)
+    assert caption.mask.dtype == torch.int64
+    assert metadata == {"recipe": "x"}
+    with pytest.raises(InputError, match=r"expected prompt_embeds and .* found stage1_"):
+        load_prompt_embeds(file)
+    with pytest.raises(OutputError, match="exists already"):
+        save_caption(file, CAPTION)
+    save_caption(file, CAPTION, overwrite=True)
+    assert load_caption(file).caption.caption.dtype == torch.float32
+
+
+def test_stage1_of_a_whole_file(file: Path) -> None:
+    save_prompt_embeds(file, PromptEmbeds(torch.ones(1, 2, 3), None), stage1=CAPTION)
+    assert torch.equal(load_caption(file).caption.caption, CAPTION.caption)
+    save_prompt_embeds(file, PromptEmbeds(torch.ones(1, 2, 3), None), overwrite=True)
+    with pytest.raises(InputError, match="expected stage1_caption and stage1_mask, found prompt_"):
+        load_caption(file)
+
+
+@pytest.mark.parametrize(
+    ("caption", "message"),
+    [
+        (CAPTION._replace(caption=torch.ones(1, 4, 5)), "expected 4 axes"),
+        (CAPTION._replace(caption=torch.ones(1, 2, 4, 5)), "1x2x4x5, expected 1x1 x tokens"),
+        (CAPTION._replace(caption=CAPTION.caption / 0), "NaN or infinity"),
+        (CAPTION._replace(mask=torch.ones(1, 3)), "stage1_mask is 1x3, expected 1x4"),
+        (CAPTION._replace(mask=torch.zeros(1, 4)), "masks every token"),
+    ],
+)
+def test_only_good_captions_are_written(file: Path, caption: Stage1Caption, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        save_caption(file, caption)
+    assert not file.exists()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -228,8 +228,9 @@ def test_broken_weights_are_named(
 def test_import_loads_no_transformers() -> None:
     script = (
         "import sys, sanawm.text; assert 'torch' not in sys.modules\n"
-        "import sanawm.text.prompt; assert 'torch' not in sys.modules\n"
+        "import sanawm.text.prompt, sanawm.text.instruction; assert 'torch' not in sys.modules\n"
         "import sanawm.text.encode, sanawm.text.gemma, sanawm.text.embeddings, sanawm.text.store\n"
+        "import sanawm.text.caption\n"
         "names = ('transformers', 'diffusers', 'tokenizers', 'sanawm.refiner', 'sanawm.vae',\n"
         "         'sanawm.stage1', 'sanawm.io')\n"
         "assert not [n for n in names if n in sys.modules]\n"

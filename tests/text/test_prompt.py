@@ -93,7 +93,7 @@ def test_anything_visible_is_a_prompt(text: str) -> None:
         ("a red tower".encode("utf-16-le"), "NUL characters"),
         ("a red tower".encode("utf-32"), "NUL characters"),
         (b"\x89PNG\r\n\x1a\n\x00\x00", "not UTF-8 text"),
-        (b"x" * (MAX_PROMPT_BYTES + 1), "too long for a prompt"),
+        (b"x" * (MAX_PROMPT_BYTES + 1), "too long for the prompt"),
     ],
     ids=["latin1", "gbk", "odd-utf16", "utf16-no-bom", "utf32", "png", "huge"],
 )

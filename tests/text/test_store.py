@@ -11,11 +11,18 @@ import pytest
 import torch
 
 from sanawm.notes import Notes
-from sanawm.text.embeddings import PromptEmbeds, save_prompt_embeds
-from sanawm.text.store import PromptStore, store_key
+from sanawm.tensorfile import TensorFiles
+from sanawm.text.embeddings import (
+    PromptEmbeds,
+    Stage1Caption,
+    save_caption,
+    save_prompt_embeds,
+)
+from sanawm.text.store import PromptStore, caption_key, store_key
 from tests.text.tiny_connectors import make_tiny_connectors
 
 PROMPT = PromptEmbeds(torch.arange(12.0).view(1, 3, 4), None)
+CAPTION = Stage1Caption(torch.arange(20.0).view(1, 1, 4, 5), torch.tensor([[1, 1, 0, 0]]))
 
 
 def key(gemma: Path, connectors: Path, prompt: str = "a red tower", **changes: Any) -> str:
@@ -129,3 +136,92 @@ def test_entries_of_connectors_with_other_seeds_differ(gemma_folder: Path, tmp_p
     a = make_tiny_connectors(tmp_path / "a", seed=1)
     b = make_tiny_connectors(tmp_path / "b", seed=2)
     assert key(gemma_folder, a) != key(gemma_folder, b)
+
+
+def key_of_caption(gemma2: Path, prompt: str = "a red tower", **changes: Any) -> str:
+    settings: dict[str, Any] = {
+        "instruction": "Look: ", "max_length": 64, "device": "cpu", "dtype": torch.float32
+    } | changes  # fmt: skip
+    return caption_key(prompt, text_encoder=gemma2, **settings)
+
+
+def test_key_of_a_caption(gemma2_folder: Path, gemma_folder: Path, connectors_folder: Path) -> None:
+    keys = {
+        key(gemma_folder, connectors_folder),
+        key_of_caption(gemma2_folder),
+        key_of_caption(gemma_folder),
+        key_of_caption(gemma2_folder, "a red tower."),
+        key_of_caption(gemma2_folder, instruction="Look:"),
+        key_of_caption(gemma2_folder, instruction=None),
+        key_of_caption(gemma2_folder, max_length=65),
+        key_of_caption(gemma2_folder, dtype=torch.bfloat16),
+        key_of_caption(gemma2_folder, device="cuda:1"),
+        key_of_caption(gemma2_folder, "Look: a red tower", instruction=""),
+    }
+    assert len(keys) == 10
+    assert key_of_caption(gemma2_folder) in keys
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda g: flip_last_byte(g / "model-00002-of-00002.safetensors"),
+        lambda g: (g / "config.json").write_text((g / "config.json").read_text() + " "),
+        lambda g: flip_last_byte(g / "tokenizer.json"),
+    ],
+    ids=["weights", "config", "tokenizer"],
+)
+def test_another_stage1_encoder_is_a_miss(
+    gemma2_folder: Path, tmp_path: Path, change: Callable[[Path], object]
+) -> None:
+    folder = Path(shutil.copytree(gemma2_folder, tmp_path / "g"))
+    assert key_of_caption(folder) == key_of_caption(gemma2_folder)
+    change(folder)
+    assert key_of_caption(folder) != key_of_caption(gemma2_folder)
+
+
+def test_both_kinds_live_in_one_store(tmp_path: Path) -> None:
+    store, notes = PromptStore(tmp_path), Notes()
+    assert store.get_caption("c", notes=notes) is None
+    store.put("k", PROMPT, notes=notes)
+    store.put("c", CAPTION, notes=notes)
+    assert sorted(p.name for p in store.folder.iterdir()) == ["c.safetensors", "k.safetensors"]
+    prompt, caption = store.get("k", notes=notes), store.get_caption("c", notes=notes)
+    assert prompt is not None
+    assert torch.equal(prompt.embeds, PROMPT.embeds)
+    assert caption is not None
+    assert torch.equal(caption.caption, CAPTION.caption)
+    assert torch.equal(caption.mask, CAPTION.mask)
+    assert notes == Notes()
+    assert store.get("c", notes=notes) is None  # each kind only through its own door
+    assert store.get_caption("k", notes=notes) is None
+    assert len(notes.warnings) == 2
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.write_bytes(path.read_bytes()[:-8]),
+        flip_in_data,
+        lambda path: save_caption(path, CAPTION, overwrite=True),
+        lambda path: save_caption(
+            path, CAPTION._replace(mask=torch.ones(1, 4)), metadata=metadata(path), overwrite=True
+        ),
+    ],
+    ids=["cut", "bit-flip", "foreign", "other-mask"],
+)
+def test_a_broken_caption_counts_as_missing(
+    tmp_path: Path, damage: Callable[[Path], object]
+) -> None:
+    store, notes = PromptStore(tmp_path), Notes()
+    store.put("c", CAPTION, notes=notes)
+    damage(store.path("c"))
+    assert store.get_caption("c", notes=notes) is None
+    assert len(notes.warnings) == 1
+    assert str(store.path("c")) in notes.warnings[0]
+    store.put("c", CAPTION, notes=notes)
+    assert store.get_caption("c", notes=notes) is not None
+
+
+def metadata(path: Path) -> dict[str, str]:
+    return TensorFiles(path).metadata

@@ -1,7 +1,7 @@
 """Embeddings of the scenes' captions, made by the preset's own text path (frozen, random).
 
-The refiner's through the tiny Gemma-3 and its connectors. Same numbers as
-`sanawm.text.encode.encode_prompt`; the models are loaded once for all captions.
+The refiner's through the tiny Gemma-3 and its connectors, stage 1's through the tiny Gemma-2. Same
+numbers as `encode_prompt` and `encode_caption`; the models are loaded once for all captions.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from sanawm.notes import Notes
+from sanawm.text.caption import caption_tokens, select_rows
 from sanawm.text.connectors import load_connectors
-from sanawm.text.gemma import load_gemma, prompt_states
+from sanawm.text.gemma import GEMMA2, last_state, load_gemma, prompt_states
 from sanawm.text.packing import pack_states
 from sanawm.text.tokenizer import load_tokenizer, tokenize
 
@@ -34,3 +35,23 @@ def refiner_captions(captions: list[str], *, text_encoder: Path, connectors: Pat
         packed = pack_states(prompt_states(backbone, tokens), tokens.mask)
         rows.append(joiner(packed, tokens.mask)[0])
     return torch.stack(rows)
+
+
+@torch.no_grad()
+def stage1_captions(
+    captions: list[str], *, text_encoder: Path, instruction: str | None, max_length: int
+) -> tuple[Tensor, Tensor]:
+    """Return stage 1's captions `(n, 1, L, E)` float32 and masks `(n, L)`: frozen Gemma-2 rows."""
+    notes = Notes()
+    backbone = load_gemma(
+        text_encoder, family=GEMMA2, device="cpu", dtype=torch.float32, notes=notes
+    )
+    tokenizer = load_tokenizer(text_encoder)
+    rows, masks = [], []
+    for caption in captions:
+        tokens = caption_tokens(
+            tokenizer, caption, instruction=instruction, max_length=max_length, notes=notes
+        )
+        rows.append(select_rows(last_state(backbone, tokens), max_length))
+        masks.append(select_rows(tokens.mask, max_length)[0])
+    return torch.stack(rows), torch.stack(masks)

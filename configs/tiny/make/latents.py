@@ -72,7 +72,9 @@ def load_latents(work: Path, name: str) -> Tensor:
     raw = torch.from_numpy(joined)
     shape = (1, LATENT_CHANNELS, 1, 1, 1)
     for i in range(0, len(raw), 100):
-        raw[i : i + 100] = (raw[i : i + 100].float() - stats.mean.view(shape)) / stats.std.view(shape)
+        raw[i : i + 100] = (raw[i : i + 100].float() - stats.mean.view(shape)) / stats.std.view(
+            shape
+        )
     return raw
 
 

@@ -100,7 +100,10 @@ def make_scene(rng: np.random.Generator, poses: Poses) -> Scene:
         x, z = rng.uniform(low, high)
         if np.hypot(*(path - (x, z)).T).min() < reach + 0.8:
             continue
-        if len(taken) and (np.hypot(taken[:, 0] - x, taken[:, 1] - z) < taken[:, 2] + reach + 0.6).any():
+        if (
+            len(taken)
+            and (np.hypot(taken[:, 0] - x, taken[:, 1] - z) < taken[:, 2] + reach + 0.6).any()
+        ):
             continue
         taken = np.vstack((taken, (x, z, reach)))
         colour = np.array(COLOURS[str(rng.choice((one, two)))])
@@ -155,7 +158,9 @@ def render(scene: Scene, poses: Poses) -> NDArray[np.uint8]:
         for o in order:
             cut = _cut(solids, f, o)
             if cut is not None:
-                _draw(scene, int(o), eye, d[:, cut[0], cut[1]], image[:, cut[0], cut[1]], depth[cut])
+                _draw(
+                    scene, int(o), eye, d[:, cut[0], cut[1]], image[:, cut[0], cut[1]], depth[cut]
+                )
         frames[f] = _finish(scene, image, depth)
     return frames
 
@@ -228,8 +233,11 @@ def _ground_and_sky(scene: Scene, eye: Float, d: Float) -> tuple[Float, Float]:
     fade = np.exp(np.float32(-0.09) * t)
     wave = np.sin(k * x + a) * np.sin(k * z + b)
     relief = 1 + fade * (np.float32(0.12) * np.clip(wave * 4, -1, 1))
-    relief += fade * np.float32(0.04) * np.sin(np.float32(0.23) * x + c) * np.sin(
-        np.float32(0.31) * z + e
+    relief += (
+        fade
+        * np.float32(0.04)
+        * np.sin(np.float32(0.23) * x + c)
+        * np.sin(np.float32(0.31) * z + e)
     )
     lit = np.float32(0.55 + 0.45 * -scene.sun[1] / np.sin(np.radians(47)))
     image[:, h:] = np.array(GROUNDS[scene.ground], np.float32)[:, None, None] * (relief * lit)
@@ -261,7 +269,7 @@ def _cast_shadows(
 
 
 def _meet(scene: Scene, o: int, origin: Float, d: Float) -> tuple[Float, Float | None]:
-    """Return where rays enter object `o` (infinite: never) and, for a box, the axis they enter by."""
+    """Return where rays enter object `o` (infinite: never) and, for a box, by which axis."""
     offset = origin - scene.centre[o][:, None, None]
     with np.errstate(divide="ignore", invalid="ignore"):
         if scene.round[o]:

@@ -1,41 +1,105 @@
-"""Make the trained `tiny` model set: `python -m configs.tiny.make.train STEP --work FOLDER`.
+"""Make the trained `tiny` model set: `python -m configs.tiny.make.train [STEP ...] --work FOLDER`.
 
-Steps: data, vae. Each goes on where it stopped; its results lie in the work folder.
+Steps, in their order: data, vae, latents, refiner, stage1, export, figures. Without names all of
+them run. Each goes on where it stopped, and is skipped once it is done; everything lies in the work
+folder, the result in its `export/`. Two processes, one a core.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Callable
 from pathlib import Path
 
-from .ranks import start_processes, this_rank
+from .ranks import Rank, start_processes, this_rank
 
 CLIPS = 1200
+#: Training steps of each model.
+LENGTHS = {"vae": 2600, "refiner": 600, "stage1": 1500}
+STEPS = ("data", "vae", "latents", "refiner", "stage1", "export", "figures")
+ALONE = ("export", "figures")
 
 
 def main() -> None:
-    """Run one step, in as many processes as asked."""
+    """Run the steps that were asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("step", choices=["data", "vae"])
+    parser.add_argument("steps", nargs="*", choices=[*STEPS, []], default=[])
     parser.add_argument("--work", type=Path, default=Path("out/tiny-model"))
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=5000)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--length", type=int, help="training steps, instead of the model's own")
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
-    if "RANK" not in os.environ:
-        arguments = [args.step, "--work", str(args.work), "--steps", str(args.steps)]
-        start_processes(arguments, count=args.ranks, meeting=args.work / f"{args.step}.meeting")
-        return
-    rank = this_rank()
-    if args.step == "data":
-        from .data import render_clips
+    for step in args.steps or STEPS:
+        if "RANK" in os.environ:
+            _run(step, args.work, length=args.length, rank=this_rank())
+            return
+        arguments = [step, "--work", str(args.work)]
+        if args.length is not None:
+            arguments += ["--length", str(args.length)]
+        count = 1 if step in ALONE else args.processes
+        start_processes(arguments, count=count, meeting=args.work / f"{step}.meeting")
 
-        render_clips(args.work / "data", count=CLIPS, rank=rank.number, ranks=rank.count)
-    elif args.step == "vae":
-        from .train_vae import train_vae
 
-        train_vae(args.work, steps=args.steps, rank=rank)
+def _run(step: str, work: Path, *, length: int | None, rank: Rank) -> None:
+    run: Callable[[], None] = {
+        "data": lambda: _data(work, rank),
+        "vae": lambda: _vae(work, length or LENGTHS["vae"], rank),
+        "latents": lambda: _latents(work, rank),
+        "refiner": lambda: _refiner(work, length or LENGTHS["refiner"], rank),
+        "stage1": lambda: _stage1(work, length or LENGTHS["stage1"], rank),
+        "export": lambda: _export(work),
+        "figures": lambda: _figures(work),
+    }[step]
+    run()
+
+
+def _data(work: Path, rank: Rank) -> None:
+    from .data import render_clips
+
+    render_clips(work / "data", count=CLIPS, rank=rank.number, ranks=rank.count)
+
+
+def _vae(work: Path, length: int, rank: Rank) -> None:
+    from .train_vae import train_vae
+
+    train_vae(work, steps=length, rank=rank)
+
+
+def _latents(work: Path, rank: Rank) -> None:
+    import torch.distributed as dist
+
+    from .latents import encode_clips, write_statistics
+
+    encode_clips(work, rank=rank)
+    if rank.count > 1:
+        dist.barrier()
+    if rank.number == 0:
+        write_statistics(work)
+
+
+def _refiner(work: Path, length: int, rank: Rank) -> None:
+    from .train_refiner import train_refiner
+
+    train_refiner(work, steps=length, rank=rank)
+
+
+def _stage1(work: Path, length: int, rank: Rank) -> None:
+    from .train_stage1 import train_stage1
+
+    train_stage1(work, steps=length, rank=rank)
+
+
+def _export(work: Path) -> None:
+    from .export import export
+
+    export(work, work / "export")
+
+
+def _figures(work: Path) -> None:
+    from .figures import write_figures
+
+    write_figures(work / "export")
 
 
 if __name__ == "__main__":

@@ -141,9 +141,7 @@ def train_vae(work: Path, *, steps: int, rank: Rank) -> None:
     for step in range(first, steps):
         late = step >= 0.67 * steps
         total, frames = (2, 33) if late else (4, 17)
-        pixels = batch_at(
-            clips, step, count=total // rank.count, frames=frames, rank=rank.number
-        )
+        pixels = batch_at(clips, step, count=total // rank.count, frames=frames, rank=rank.number)
         noisy = step >= 0.5 * steps
         loss = _loss_at(vae, pixels, step=step, rank=rank, noise=LATENT_NOISE if noisy else 0.0)
         loss.backward()

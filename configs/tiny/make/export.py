@@ -1,0 +1,109 @@
+"""Write what was trained in the layout of the preset, bfloat16, ready to be copied over it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import imageio.v3 as iio
+import numpy as np
+import torch
+import yaml
+from safetensors.torch import save_file
+from torch import Tensor
+
+from .data import make_clip
+from .degrade import degrade
+from .latents import encode, statistics
+from .paths import to_units
+from .train_refiner import REFINER_CONFIG, load_refiner
+from .train_stage1 import STAGE1_CONFIG, load_stage1
+from .train_vae import VAE_CONFIG, load_vae
+
+PRESET = Path(__file__).parent.parent
+#: The held-out clip that the packaged latents show, and its length.
+SHOWN, SHOWN_FRAMES = 5, 97
+
+
+def export_vae(work: Path, folder: Path) -> None:
+    """Write `ltx2_causal_vae/`: encoder, decoder and the statistics of the latents."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_json(folder / "config.json", VAE_CONFIG)
+    vae, stats = load_vae(work), statistics(work)
+    tensors = vae.encoder.state_dict() | vae.decoder.state_dict()
+    tensors |= {"latents_mean": stats.mean, "latents_std": stats.std}
+    _save(tensors, folder / "diffusion_pytorch_model.safetensors")
+
+
+def export_refiner(work: Path, folder: Path) -> None:
+    """Write `refiner_diffusers/`: the transformer through diffusers, the preset's connectors.
+
+    Its audio half, which nothing here runs, is random and as small as it can be.
+    """
+    from diffusers import SanaWMLTX2RefinerTransformer3DModel
+
+    torch.manual_seed(1)
+    transformer = SanaWMLTX2RefinerTransformer3DModel(**REFINER_CONFIG)
+    with torch.no_grad():
+        for name, p in transformer.named_parameters():
+            p.copy_(0.1 * torch.randn_like(p) + float("norm" in name))
+    left = transformer.load_state_dict(load_refiner(work).state_dict(), strict=False)
+    assert not left.unexpected_keys, left.unexpected_keys
+    transformer.to(torch.bfloat16).save_pretrained(folder / "transformer")
+    path = folder / "transformer" / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    _write_json(path, config | {"_class_name": "LTX2VideoTransformer3DModel"})
+    connectors = PRESET / "refiner_diffusers" / "connectors"
+    shutil.copytree(connectors, folder / "connectors", dirs_exist_ok=True)
+
+
+def export_stage1(work: Path, folder: Path) -> None:
+    """Write `sana_dit/`: a release YAML and `model.pt`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(STAGE1_CONFIG), encoding="utf-8")
+    weights = load_stage1(work).state_dict()
+    generator = {f"model.{k}": v.to(torch.bfloat16) for k, v in weights.items()}
+    torch.save({"generator": generator}, folder / "model.pt")
+
+
+def export_inputs(work: Path, folder: Path) -> None:
+    """Write the latents of a rendered held-out clip, made worse, with its image and its camera."""
+    clip = make_clip("test", SHOWN, frames=SHOWN_FRAMES)
+    stats, shape = statistics(work), (1, -1, 1, 1, 1)
+    raw = encode(load_vae(work), clip.frames[None])
+    truth = (raw - stats.mean.view(shape)) / stats.std.view(shape)
+    given = degrade(truth, torch.Generator().manual_seed(6))
+    save_file(
+        {"latents": given.half().contiguous()},
+        folder / "latents.safetensors",
+        metadata={"fps": "16"},
+    )
+    iio.imwrite(folder / "first.png", clip.frames[0])
+    np.save(folder / "camera.npy", to_units(clip.poses))
+    (folder / "prompt.txt").write_text(clip.scene.caption + "\n", encoding="utf-8")
+
+
+def export(work: Path, folder: Path) -> None:
+    """Write all parts that have been trained, with the preset's own frozen text encoders."""
+    folder.mkdir(parents=True, exist_ok=True)
+    export_vae(work, folder / "ltx2_causal_vae")
+    if (work / "refiner.pt").is_file():
+        export_refiner(work, folder / "refiner_diffusers")
+    if (work / "stage1.pt").is_file():
+        export_stage1(work, folder / "sana_dit")
+    export_inputs(work, folder)
+    for name in ("gemma3_12b", "gemma2"):
+        if (PRESET / name).is_dir():
+            shutil.copytree(PRESET / name, folder / name, dirs_exist_ok=True)
+    size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
+    print(f"{folder}: {size / 1e6:.2f} MB")
+
+
+def _save(tensors: dict[str, Tensor], path: Path) -> None:
+    half = {k: v.to(torch.bfloat16).contiguous() for k, v in tensors.items()}
+    save_file(half, path, metadata={"format": "pt"})
+
+
+def _write_json(path: Path, data: object) -> None:
+    path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")

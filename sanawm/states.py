@@ -1,0 +1,192 @@
+"""States of the stages between blocks: handed out when a run continues, collected while it runs.
+
+A run state is the state of every stage after the same block. Stages may be at different blocks when
+they overlap, so each hands over a snapshot as it finishes a block; once the block's frames are in
+the file, its snapshots are written together, in a thread of their own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from queue import Queue
+from threading import Lock, Thread
+from typing import Any
+
+from .errors import InputError, SanawmError
+from .io.run_state import load_state, save_state
+from .notes import Notes
+
+#: Blocks whose snapshots may wait to be written; further ones are skipped meanwhile.
+IN_FLIGHT = 2
+
+State = Mapping[str, Any]
+
+
+class StageStates:
+    """States of a run that is neither continued nor kept: the default everywhere."""
+
+    #: Blocks that are finished already.
+    done = 0
+
+    def restored(self, stage: str) -> State | None:
+        """Return the state that `stage` continues from, or None for a fresh start."""
+        return None
+
+    def passed(self, stage: str, number: int, state: Callable[[], State]) -> None:
+        """Take note that `stage` has finished block `number`; `state` makes its snapshot."""
+
+
+NO_STATES = StageStates()
+
+
+class RunStates(StageStates):
+    """Keep the states of a run in `path`, every `every` blocks, and continue from a saved one.
+
+    recipe: everything that fixes the result, as a flat table; a saved state with another recipe is
+    refused. `expected` names the stages whose snapshots make a whole state.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        every: int,
+        recipe: State,
+        expected: tuple[str, ...],
+        notes: Notes,
+        saved: State | None = None,
+        on_saved: Callable[[int, int], None] = lambda block, size: None,
+    ) -> None:
+        self.path = path
+        self.every = every
+        self.recipe = recipe
+        self.expected = expected
+        self.notes = notes
+        self.done = 0 if saved is None else int(saved["block"]) + 1
+        self.saved = saved
+        self.seconds = 0.0
+        self.bytes = 0
+        self._on_saved = on_saved
+        self._pending: dict[int, dict[str, State]] = {}
+        self._lock = Lock()
+        self._failed = False
+        self._queue: Queue[tuple[int, dict[str, Any]] | None] = Queue()
+        self._thread = Thread(target=self._work, name="sanawm-state", daemon=True)
+        self._thread.start()
+
+    def restored(self, stage: str) -> State | None:
+        """Return the saved state of `stage`, if the run is continued."""
+        return None if self.saved is None else self.saved["stages"].get(stage)
+
+    def passed(self, stage: str, number: int, state: Callable[[], State]) -> None:
+        """Keep the snapshot of a stage after a block that will be saved.
+
+        The first stage to finish a block decides whether it is one.
+        """
+        with self._lock:
+            chosen = self._pending.get(number)
+            if chosen is None:
+                due = (number + 1) % self.every == 0 and len(self._pending) < IN_FLIGHT
+                if not due or self._failed or stage != self.expected[0]:
+                    return
+                chosen = self._pending[number] = {}
+        snapshot = dict(state())
+        with self._lock:
+            chosen[stage] = snapshot
+
+    def written(self, number: int, extra: Callable[[], State], *, sync: Callable[[], None]) -> None:
+        """Save block `number`, whose frames are in the file now. Called in the writer's thread.
+
+        `extra` gives what the run itself keeps; `sync` flushes the outputs to the disk first, so
+        that a state is never ahead of them.
+        """
+        with self._lock:
+            chosen = self._pending.get(number)
+        if chosen is None:
+            return
+        if set(chosen) != set(self.expected):
+            self._drop(number)
+            return
+        sync()
+        state = {"block": number, "recipe": self.recipe, "stages": chosen, **extra()}
+        self._queue.put((number, state))
+
+    def close(self, *, remove: bool) -> None:
+        """Finish writing; `remove` deletes the state of a run that is complete."""
+        self._queue.put(None)
+        self._thread.join()
+        if remove:
+            self.path.unlink(missing_ok=True)
+
+    def _drop(self, number: int) -> None:
+        with self._lock:
+            self._pending.pop(number, None)
+
+    def _work(self) -> None:
+        import time
+
+        while (entry := self._queue.get()) is not None:
+            number, state = entry
+            began = time.monotonic()
+            try:
+                self.bytes = save_state(self.path, state)
+                self._on_saved(number, self.bytes)
+            except (SanawmError, OSError) as error:
+                self._failed = True
+                self.notes.warn(
+                    f"the run state cannot be kept ({error}); the run goes on, but --resume will "
+                    "start from the last state that was written"
+                )
+            finally:
+                self.seconds += time.monotonic() - began
+                self._drop(number)
+
+
+def read_saved(path: Path, recipe: State, *, notes: Notes) -> State | None:
+    """Return the run state in `path` for a run of `recipe`, or None when there is none.
+
+    Raises `InputError` naming every difference between the saved recipe and this one.
+    """
+    if not path.exists():
+        notes.info(f"nothing to resume: there is no {path}; the run starts at the beginning")
+        return None
+    saved = load_state(path)
+    try:
+        block, found = int(saved["block"]), dict(saved["recipe"])
+        if not isinstance(saved["stages"], Mapping):
+            raise TypeError("stages")
+    except (KeyError, TypeError, ValueError):
+        raise InputError(
+            f"run state {path}: it is incomplete", fix="start without --resume"
+        ) from None
+    differences = [
+        f"{key} is {_short(recipe.get(key))} now, {_short(found.get(key))} in the saved run"
+        for key in sorted({*found, *recipe})
+        if found.get(key) != recipe.get(key)
+    ]
+    if differences:
+        more = f"; and {len(differences) - 4} more" if len(differences) > 4 else ""
+        raise InputError(
+            f"{path} belongs to another run: {'; '.join(differences[:4])}{more}",
+            fix="repeat the command of the saved run with --resume, or start without --resume",
+        )
+    notes.info(f"resuming after block {block + 1} from {path}")
+    return saved
+
+
+def sync_file(path: Path | None) -> None:
+    """Flush a file's data to the disk, so that it outlives a power cut."""
+    if path is None or not path.exists():
+        return
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

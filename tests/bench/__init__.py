@@ -1,0 +1,1 @@
+"""Measurements of this machine. They print tables; `make bench` runs them all."""
