@@ -15,6 +15,7 @@ from sanawm.errors import MachineError, SanawmError, UsageError
 
 from . import camera_params, params
 from .console import NORMAL, QUIET, VERBOSE, Console
+from .refine_params import REFINE
 from .streams import open_closed_streams, silence
 
 LOG_FORMATS = ("auto", "rich", "plain", "json")
@@ -74,7 +75,7 @@ def console() -> Console:
 
 
 @app.command(no_args_is_help=False)
-@params.with_flags(params.REFINE, (params.CONFIG, params.SET, params.DRY_RUN))
+@params.with_flags(REFINE, (params.CONFIG, params.SET, params.DRY_RUN))
 def refine(**values: Any) -> None:
     """Refine clean latents into an MP4, block by block: the main job."""
     from .refine import run

@@ -126,6 +126,13 @@ CLIP_FLAGS = (
         CLIP,
     ),
 )
+ALLOW_EXTREME_FOV = Flag(
+    "--allow-extreme-fov/--no-allow-extreme-fov",
+    "camera.allow_extreme_fov",
+    bool,
+    "Warn about a field of view outside 25 to 120 degrees instead of refusing it.",
+    LENS,
+)
 LENS_FLAGS = (
     Flag(
         "--intrinsics",

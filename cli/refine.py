@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .console import Console
-from .params import REFINE
+from .refine_params import REFINE
 from .session import cache_folder, settings_of, stop_on_signals
 
 

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,12 +24,12 @@ from .components import use_threads
 from .errors import SanawmError
 from .estimate import MemoryEstimate, estimate_memory
 from .events import Event, Listener, ignore
-from .measure import device_bytes, peak_device_bytes
+from .measure import device_bytes, luma_statistics, peak_device_bytes
+from .noise_file import run_noise, save_noise
 from .notes import Notes
 from .pipeline import Pipeline
 from .plan import Plan
 from .prompting import Texts, prompt_texts
-from .refiner.noise import GivenNoise, Noise
 from .report import (
     Record,
     build_report,
@@ -132,7 +131,7 @@ class RefineJob:
         self._load()
         self._take_over(kept, writers)
         self._blocks(texts, writers, stack)
-        self._save_noise()
+        save_noise(plan, self._noise_drawn)
         with self.record.timeline.measure("close", len(plan.blocks)):
             video = writers.close()
         if video is not None:
@@ -188,7 +187,7 @@ class RefineJob:
             refine.feed(clean),
             texts.prompt,
             shape=plan.shape,
-            noise=self._noise(),
+            noise=run_noise(plan, pipe, drawn=self._noise_drawn, done=done),
             states=states,
         )
         refined = join(self._refined(refine.work(refined, first=done), writers), refine.name)
@@ -258,32 +257,6 @@ class RefineJob:
         for chunk in chunks:
             writers.latents(chunk)
             yield chunk
-
-    def _noise(self) -> Noise:
-        path = self.plan.settings.settings.input.noise
-        if path:
-            from .io.latents import NoiseSource
-
-            sink = self.plan.window.sink
-            source = NoiseSource.open(Path(path), shape=self.plan.shape, first=sink)
-            noise: Noise = GivenNoise(source.frames, sink=sink)
-        else:
-            noise = self.pipeline.noise()
-        if self.plan.outputs.save_noise is None:
-            return noise
-        recorded = _Recorded(noise, self._noise_drawn)
-        for span in self.plan.blocks[: self.states.done]:
-            recorded.draw(span, tuple(self.plan.shape._replace(frames=span.frames)))
-        return recorded
-
-    def _save_noise(self) -> None:
-        target = self.plan.outputs.save_noise
-        if target is None or not self._noise_drawn:
-            return
-        from .io.latent_writer import save_tensors
-
-        eps = torch.cat([n.cpu() for n in self._noise_drawn], dim=2).contiguous()
-        save_tensors(target, {"eps": eps}, {}, overwrite=self.plan.outputs.replace_sides)
 
     def _block_done(self, chunk: RefinedChunk, pixels: FrameChunk | None, since: float) -> float:
         """Record a finished block and tell the listener; return the time."""
@@ -434,35 +407,8 @@ class RefineJob:
         self.listener(Event(name, data=data))
 
 
-class _Recorded:
-    """Noise that remembers what it drew, for `--save-noise`."""
-
-    def __init__(self, noise: Noise, drawn: list[Tensor]) -> None:
-        self._noise = noise
-        self._drawn = drawn
-
-    def draw(self, span: Any, shape: tuple[int, ...]) -> Tensor:
-        eps = self._noise.draw(span, shape)
-        self._drawn.append(eps)
-        return eps
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**self._noise.state_dict(), "recorded": len(self._drawn)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._noise.load_state_dict(state)
-        del self._drawn[state.get("recorded", len(self._drawn)) :]
-
-
 def _keep(chunks: Iterator[RefinedChunk], kept: deque[RefinedChunk]) -> Iterator[RefinedChunk]:
     """Pass chunks on, remembering each (without its latents) for the line about its block."""
     for chunk in chunks:
         kept.append(replace(chunk, latents=chunk.latents[:, :, :0]))
         yield chunk
-
-
-def luma_statistics(frames: np.ndarray) -> tuple[float, float]:
-    """Return mean and deviation of BT.709 luma (0..255) over every other pixel of `frames`."""
-    sample = frames[:, ::2, ::2].astype(np.float32)
-    luma = sample @ np.array([0.2126, 0.7152, 0.0722], dtype=np.float32)
-    return round(float(luma.mean()), 3), round(float(luma.std()), 3)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
 
@@ -99,3 +100,12 @@ class Timeline:
             }
             for s in sorted(self.spans, key=lambda s: (s.start, s.stop))
         ]
+
+
+def luma_statistics(frames: np.ndarray) -> tuple[float, float]:
+    """Return mean and deviation of BT.709 luma (0..255) over every other pixel of `frames`."""
+    import numpy as np
+
+    sample = frames[:, ::2, ::2].astype(np.float32)
+    luma = sample @ np.array([0.2126, 0.7152, 0.0722], dtype=np.float32)
+    return round(float(luma.mean()), 3), round(float(luma.std()), 3)

@@ -82,7 +82,12 @@ def plan_outputs(settings: Resolved, *, inputs: Iterable[Path]) -> Outputs:
             if getattr(out, key):
                 flag = key.replace("_", "-")
                 raise UsageError(f"--{flag} needs decoded frames, but --no-video was given")
-    outputs = Outputs(video=video, overwrite=out.overwrite, frames_dir=frames_dir, **sides)
+    outputs = Outputs(
+        video=video,
+        overwrite=out.overwrite,
+        frames_dir=frames_dir,
+        **sides,  # type: ignore[arg-type]  # paths by name; no name of another field is among them
+    )
     if out.resume:
         continued = state_file(outputs, out.state) is not None
         outputs = replace(outputs, continued=continued)

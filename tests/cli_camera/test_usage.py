@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from sanawm.cli import camera_params, params
+from sanawm.cli import camera_params
+from sanawm.cli.refine_params import REFINE
 
 from sanawm.settings import all_keys
 
@@ -42,7 +43,7 @@ def test_help_lists_the_commands() -> None:
 
 def test_flags_are_the_settings_of_the_same_name() -> None:
     """A flag that `refine` has too must be spelled the same and set the same key."""
-    elsewhere = {flag.key: flag for flag in params.REFINE}
+    elsewhere = {flag.key: flag for flag in REFINE}
     for flag in (*camera_params.SHOW, *camera_params.CONVERT, *camera_params.MAKE):
         assert flag.key in all_keys()
         if flag.key in elsewhere:

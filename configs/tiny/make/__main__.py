@@ -187,7 +187,7 @@ def make_stage1(folder: Path) -> None:
 
 def make_image(path: Path) -> None:
     """Write the first image: a gradient sky over ground, and a few blocks."""
-    rows, columns = np.mgrid[0 : HEIGHT * 8, 0 : WIDTH * 8]
+    rows, _ = np.mgrid[0 : HEIGHT * 8, 0 : WIDTH * 8]
     sky = np.stack([150 + rows, 190 + rows // 2, np.full_like(rows, 240)], axis=-1)
     ground = np.stack([60 + rows, 120 + rows // 2, np.full_like(rows, 60)], axis=-1)
     picture = np.where((rows < HEIGHT * 4)[..., None], sky, ground)

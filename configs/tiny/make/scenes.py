@@ -23,8 +23,8 @@ FOCAL = 0.9 * WIDTH / 2  # pixels
 INTRINSICS = (FOCAL, FOCAL, WIDTH / 2, HEIGHT / 2)
 #: The action language walks 0.025 units a frame, 0.4 a second; people walk 1.4 metres a second.
 METRES_PER_UNIT = 3.5
-FOG = 0.075  # 1 / metres
-FAR = 30.0  # metres; fog hides everything beyond
+FOG = 0.09  # 1 / metres
+FAR = 24.0  # metres; fog hides everything beyond
 NEAR = 0.05
 
 COLOURS = {
@@ -86,7 +86,7 @@ def make_scene(rng: np.random.Generator, poses: Poses) -> Scene:
     ground, sky = str(rng.choice(list(GROUNDS))), str(rng.choice(list(SKIES)))
     path = poses[:, [0, 2], 3]
     low, high = path.min(0) - 14, path.max(0) + 14
-    wanted = max(14, int(np.prod(high - low) / 30))
+    wanted = max(12, int(np.prod(high - low) / 48))
     centres: list[tuple[float, float, float]] = []
     halves: list[tuple[float, float, float]] = []
     paints: list[NDArray[np.float64]] = []
@@ -98,11 +98,11 @@ def make_scene(rng: np.random.Generator, poses: Poses) -> Scene:
         kind = shape if rng.random() > 0.15 else str(rng.choice(SHAPES))
         half, reach = _size(rng, kind)
         x, z = rng.uniform(low, high)
-        if np.hypot(*(path - (x, z)).T).min() < reach + 0.8:
+        if np.hypot(*(path - (x, z)).T).min() < reach + 1.2:
             continue
         if (
             len(taken)
-            and (np.hypot(taken[:, 0] - x, taken[:, 1] - z) < taken[:, 2] + reach + 0.6).any()
+            and (np.hypot(taken[:, 0] - x, taken[:, 1] - z) < taken[:, 2] + reach + 1.0).any()
         ):
             continue
         taken = np.vstack((taken, (x, z, reach)))
@@ -265,7 +265,7 @@ def _cast_shadows(
         hit[0], hit[1], hit[2] = eye[0] + safe * d[0][cut], 0.0, eye[2] + safe * d[2][cut]
         far, _ = _meet(scene, o, hit, toward)
         dark[cut] |= np.isfinite(far) & np.isfinite(t)
-    image *= np.where(dark, np.float32(0.6), np.float32(1))
+    image *= np.where(dark, np.float32(0.7), np.float32(1))
 
 
 def _meet(scene: Scene, o: int, origin: Float, d: Float) -> tuple[Float, Float | None]:

@@ -1,8 +1,8 @@
 """Make the trained `tiny` model set: `python -m configs.tiny.make.train [STEP ...] --work FOLDER`.
 
-Steps, in their order: data, vae, latents, refiner, stage1, export, figures. Without names all of
-them run. Each goes on where it stopped, and is skipped once it is done; everything lies in the work
-folder, the result in its `export/`. Two processes, one a core.
+Steps, in their order: data, vae, latents, decoder, refiner, stage1, export, figures. Without names
+all of them run. Each goes on where it stopped, and is skipped once it is done; everything lies in
+the work folder, the result in its `export/`. Two processes, one a core.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pathlib import Path
 
 from .ranks import Rank, start_processes, this_rank
 
-CLIPS = 1200
+CLIPS = 900
 #: Training steps of each model.
-LENGTHS = {"vae": 2600, "refiner": 600, "stage1": 1500}
-STEPS = ("data", "vae", "latents", "refiner", "stage1", "export", "figures")
+LENGTHS = {"vae": 1400, "decoder": 1200, "refiner": 600, "stage1": 1500}
+STEPS = ("data", "vae", "latents", "decoder", "refiner", "stage1", "export", "figures")
 ALONE = ("export", "figures")
 
 
@@ -46,6 +46,7 @@ def _run(step: str, work: Path, *, length: int | None, rank: Rank) -> None:
         "data": lambda: _data(work, rank),
         "vae": lambda: _vae(work, length or LENGTHS["vae"], rank),
         "latents": lambda: _latents(work, rank),
+        "decoder": lambda: _decoder(work, length or LENGTHS["decoder"], rank),
         "refiner": lambda: _refiner(work, length or LENGTHS["refiner"], rank),
         "stage1": lambda: _stage1(work, length or LENGTHS["stage1"], rank),
         "export": lambda: _export(work),
@@ -64,6 +65,12 @@ def _vae(work: Path, length: int, rank: Rank) -> None:
     from .train_vae import train_vae
 
     train_vae(work, steps=length, rank=rank)
+
+
+def _decoder(work: Path, length: int, rank: Rank) -> None:
+    from .train_vae import train_decoder
+
+    train_decoder(work, steps=length, rank=rank)
 
 
 def _latents(work: Path, rank: Rank) -> None:

@@ -1,7 +1,9 @@
 """Train the VAE "P4": 4 frames, 8 x 8 pixels and 3 colours become 16 numbers.
 
-Batches of 4 x 17 frames, in the last third 2 x 33, shared by the processes. From half way on the
-latents get a little noise, so that the decoder forgives the errors of the models before it.
+First encoder and decoder together, at a constant rate; then the averaged encoder is frozen, so that
+the models that work on its latents can begin, while the decoder goes on alone at a falling rate.
+Batches of 4 x 17 frames, in the decoder's second half 2 x 33, shared by the processes. The decoder
+sees a little noise on its latents, so that it forgives the errors of the models before it.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ VAE_CONFIG: dict[str, Any] = {
 }
 MUON_RATE = 0.02
 KL_WEIGHT = 2e-5
-LATENT_NOISE = 0.15  # at most, in standard deviations
+LATENT_NOISE = 0.12  # at most, in standard deviations
 
 
 class VAE(nn.Module):
@@ -128,29 +130,41 @@ def batch_at(clips: np.ndarray, step: int, *, count: int, frames: int, rank: int
 
 
 def train_vae(work: Path, *, steps: int, rank: Rank) -> None:
-    """Train up to step `steps`, from the last checkpoint if there is one."""
-    clips = load_clips(work / "data")
+    """Train both halves up to step `steps`, from the last checkpoint if there is one."""
+    _train(new_vae(work), work, work / "vae.pt", steps=steps, rank=rank, decoder_only=False)
+
+
+def train_decoder(work: Path, *, steps: int, rank: Rank) -> None:
+    """Train the decoder on for `steps` steps behind the averaged, frozen encoder."""
     vae = new_vae(work)
-    optimisers = Optimisers.of(vae.named_parameters(), matrix=_is_matrix, rate=MUON_RATE)
-    average, first, path = Average(vae), 0, work / "vae.pt"
+    _average_of(vae, work / "vae.pt").copy_to(vae)
+    vae.encoder.requires_grad_(False)
+    _train(vae, work, work / "decoder.pt", steps=steps, rank=rank, decoder_only=True)
+
+
+def _train(vae: VAE, work: Path, path: Path, *, steps: int, rank: Rank, decoder_only: bool) -> None:
+    clips = load_clips(work / "data")
+    learned = [(n, p) for n, p in vae.named_parameters() if p.requires_grad]
+    optimisers = Optimisers.of(learned, matrix=_is_matrix, rate=MUON_RATE)
+    average, first = Average(vae), 0
     if path.is_file():
         state = torch.load(path)
         vae.load_state_dict(state["model"])
         optimisers.load_state_dict(state["optimisers"])
         average.weights, average.count, first = state["average"], state["step"], state["step"]
     for step in range(first, steps):
-        late = step >= 0.67 * steps
-        total, frames = (2, 33) if late else (4, 17)
-        pixels = batch_at(clips, step, count=total // rank.count, frames=frames, rank=rank.number)
-        noisy = step >= 0.5 * steps
-        loss = _loss_at(vae, pixels, step=step, rank=rank, noise=LATENT_NOISE if noisy else 0.0)
+        total, frames = (2, 33) if decoder_only and step >= steps / 2 else (4, 17)
+        seed = step + 100_000 * decoder_only
+        pixels = batch_at(clips, seed, count=total // rank.count, frames=frames, rank=rank.number)
+        loss = _loss_at(vae, pixels, seed=1000 * seed + rank.number, decoder_only=decoder_only)
         loss.backward()
         average_gradients(vae)
-        optimisers.step(rate_at(step, steps))
-        average.update(vae, 0.9975 if noisy else 0.995)
+        share = rate_at(step, steps, decay_from=0.4) if decoder_only else rate_at(step, 10**9)
+        optimisers.step(share)
+        average.update(vae, 0.9975 if decoder_only else 0.995)
         rank.log(step, loss=loss.item(), every=25)
         done = step + 1
-        if rank.number == 0 and (done % 200 == 0 or done == steps):
+        if rank.number == 0 and (done % 100 == 0 or done == steps):
             save_atomically(
                 {
                     "model": vae.state_dict(),
@@ -160,18 +174,19 @@ def train_vae(work: Path, *, steps: int, rank: Rank) -> None:
                 },
                 path,
             )
+        if rank.number == 0 and (done % 300 == 0 or done == steps):
             rank.log(step, psnr=evaluate(average, work, clips=4))
 
 
-def _loss_at(vae: VAE, pixels: Tensor, *, step: int, rank: Rank, noise: float) -> Tensor:
-    generator = torch.Generator().manual_seed(1000 * step + rank.number)
+def _loss_at(vae: VAE, pixels: Tensor, *, seed: int, decoder_only: bool) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
     with torch.autocast("cpu", torch.bfloat16):
-        mean, logvar = vae.moments(pixels)
-        eps = torch.randn(mean.shape, generator=generator)
-        z = mean + (0.5 * logvar).exp() * eps
-        if noise:
-            size = torch.rand(len(mean), 1, 1, 1, 1, generator=generator) * noise
-            std = mean.detach().std((0, 2, 3, 4), keepdim=True)
+        with torch.set_grad_enabled(not decoder_only):
+            mean, logvar = vae.moments(pixels)
+        z = mean + (0.5 * logvar).exp() * torch.randn(mean.shape, generator=generator)
+        if decoder_only:
+            size = torch.rand(len(mean), 1, 1, 1, 1, generator=generator) * LATENT_NOISE
+            std = mean.std((0, 2, 3, 4), keepdim=True)
             z = z + size * std * torch.randn(mean.shape, generator=generator)
         out = vae.pixels(z)
     return loss_of(out, pixels, mean, logvar)
@@ -182,14 +197,16 @@ def _is_matrix(name: str, p: Tensor) -> bool:
 
 
 def load_vae(work: Path) -> VAE:
-    """Return the averaged weights of the last checkpoint."""
-    vae = new_vae(work)
-    state = torch.load(work / "vae.pt")
-    vae.load_state_dict(state["model"] | {})
-    average = Average(vae)
-    average.weights = state["average"]
-    average.copy_to(vae)
+    """Return the averaged weights: the decoder trained on alone, if there is one."""
+    vae, later = new_vae(work), work / "decoder.pt"
+    _average_of(vae, later if later.is_file() else work / "vae.pt").copy_to(vae)
     return vae.eval()
+
+
+def _average_of(vae: VAE, path: Path) -> Average:
+    average = Average(vae)
+    average.weights = torch.load(path)["average"]
+    return average
 
 
 @torch.no_grad()
