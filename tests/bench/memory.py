@@ -2,7 +2,11 @@
 
 Each run is a process of its own with the tiny model and random latents of 16x24 (384 tokens a
 latent frame, so that anything kept per frame would show). The peak is what the system reports when
-the process ends. Exits with 1 when the longer run needs over 5 % more.
+the process ends. Exits with 1 when a longer run needs over 5 % more.
+
+glibc keeps freed blocks for later, how much depends on timing: two equal runs differ by some
+percent. The runs that count are therefore told to give large blocks back (`HELD`), so that the
+peak is what was held; the last row shows the default for comparison and is not judged.
 """
 
 from __future__ import annotations
@@ -14,19 +18,22 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-from safetensors.torch import save_file
+import numpy as np
+from safetensors.numpy import save_file
 
 CHANNELS, HEIGHT, WIDTH = 16, 16, 24
 FRAMES = (31, 61)
 LIMIT = 1.05
+#: Settings of glibc's allocator: blocks of 128 KiB and more go back to the system when freed.
+HELD = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "131072"}
 
 
 class Kind(NamedTuple):
-    """One kind of run: its name and what it adds to the command."""
+    """One kind of run: its name, what it adds to the command, and whether the result counts."""
 
     name: str
     options: tuple[str, ...]
+    judged: bool = True
 
 
 KINDS = (
@@ -35,24 +42,27 @@ KINDS = (
     Kind("latents only", ("--no-video", "--save-latents", "refined.safetensors")),
     Kind("all outputs", ("--save-latents", "refined.safetensors", "--frames-dir", "frames",
                          "--preview", "sheet.png")),
+    Kind("video, default", (), judged=False),
 )  # fmt: skip
 
 
 def write_latents(path: Path, frames: int) -> Path:
     """Write random latents; the first frames of a longer clip are those of a shorter one."""
-    generator = torch.Generator().manual_seed(0)
-    shape = (CHANNELS, HEIGHT, WIDTH)
-    clip = [torch.randn(shape, generator=generator) for _ in range(frames)]
-    save_file({"latents": torch.stack(clip, dim=1)[None].contiguous()}, path)
+    clip = np.random.default_rng(0).standard_normal((frames, CHANNELS, HEIGHT, WIDTH))
+    save_file({"latents": clip.astype(np.float32).transpose(1, 0, 2, 3)[None].copy()}, path)
     return path
 
 
-def peak_bytes(arguments: list[str], *, folder: Path) -> int:
-    """Run `sanawm` in a process of its own and return the most memory it held."""
+def peak_bytes(arguments: list[str], *, folder: Path, environment: dict[str, str]) -> int:
+    """Run `sanawm` in a process of its own and return the most memory it held.
+
+    This process must stay smaller than what it measures: a child starts with its parent's peak.
+    """
     process = subprocess.Popen(
         [sys.executable, "-m", "sanawm", "--quiet", *arguments],
         cwd=folder,
         stdout=subprocess.DEVNULL,
+        env=os.environ | environment,
     )
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
@@ -68,20 +78,24 @@ def measure(kind: Kind, frames: int, *, folder: Path) -> int:
     latents = write_latents(folder / f"latents-{frames}.safetensors", frames)
     video = () if "--no-video" in kind.options else ("-o", "out.mp4")
     options = ("--threads", "1", "--set", "input.action=", *video, *kind.options)
-    return peak_bytes(["refine", "-c", "tiny", "--latents", str(latents), *options], folder=place)
+    arguments = ["refine", "-c", "tiny", "--latents", str(latents), *options]
+    return peak_bytes(arguments, folder=place, environment=HELD if kind.judged else {})
 
 
 def main() -> int:
     """Print the table; return 1 when memory grows."""
-    print(f"{'run':<20}" + "".join(f"{n:>5} frames" for n in FRAMES) + "   ratio")
+    print(f"{'run':<20}" + "".join(f"{f'{n} latent frames':>18}" for n in FRAMES) + "   ratio")
     worst = 0.0
     with tempfile.TemporaryDirectory() as name:
         for kind in KINDS:
             short, long = (measure(kind, frames, folder=Path(name)) for frames in FRAMES)
             ratio = long / short
-            worst = max(worst, ratio)
-            print(f"{kind.name:<20}{short / 1e6:>9.1f} MB{long / 1e6:>9.1f} MB{ratio:>8.3f}",
-                  flush=True)  # fmt: skip
+            worst = max(worst, ratio if kind.judged else 0.0)
+            mark = "" if kind.judged else "  (not judged)"
+            print(
+                f"{kind.name:<20}{short / 1e6:>15.1f} MB{long / 1e6:>15.1f} MB{ratio:>8.3f}{mark}",
+                flush=True,
+            )
     print(f"limit {LIMIT}: {'kept' if worst <= LIMIT else 'BROKEN'}")
     return 0 if worst <= LIMIT else 1
 
