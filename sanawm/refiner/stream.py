@@ -19,7 +19,7 @@ from sanawm.ops.rope import RopeKind
 from sanawm.shapes import BlockSpan, LatentShape, Window, check_fps, check_window
 
 from .cache import RefinerCache
-from .model import Modulation, RefinerModel, TextContext
+from .model import PassVectors, RefinerModel, TextContext
 from .noise import Noise
 from .positions import RopeBuilder
 from .sampler import (
@@ -103,7 +103,7 @@ class RefinerStream:
         self._rope = RopeBuilder(
             model.config, height=shape.height, width=shape.width, fps=fps, device=model.device
         )
-        self._modulations: dict[float, Modulation] = {}
+        self._modulations: dict[float, PassVectors] = {}
         self._position = window.sink
         self._started = window.sink == 0
         self._ended = False
@@ -227,13 +227,14 @@ class RefinerStream:
     def _is_last(self, span: BlockSpan) -> bool:
         return not self.open_ended and span.stop >= self.shape.frames
 
-    def _modulation(self, sigma: float) -> Modulation:
+    def _modulation(self, sigma: float) -> PassVectors:
         """Return the modulation of a sigma; there are only as many as the schedule has values."""
         if sigma not in self._modulations:
             timestep = self.schedule.timestep(
                 sigma, multiplier=self.model.config.timestep_scale_multiplier
             )
-            self._modulations[sigma] = self.model.modulation(timestep)
+            modulation = self.model.modulation(timestep)
+            self._modulations[sigma] = self.model.pass_vectors(modulation)
         return self._modulations[sigma]
 
     def _as_model(self, latents: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 import sanawm.refiner.model as model_module
+import sanawm.refiner.parts as parts_module
 import sanawm.refiner.positions as positions
 from sanawm.ops.rope import RopeTable
 from sanawm.refiner.cache import CachePass, RefinerCache
@@ -79,7 +80,7 @@ def sines_first(timestep: Tensor) -> Tensor:
     return original_sinusoid(timestep).roll(128, dims=-1)
 
 
-original_sinusoid = model_module.timestep_sinusoid
+original_sinusoid = parts_module.timestep_sinusoid
 original_modulate = model_module.modulate
 original_build = RopeBuilder.build
 original_write = RefinerCache._write
@@ -171,7 +172,7 @@ MISTAKES: dict[str, tuple[Callable[[Patch], None], float, int]] = {
         0,
     ),
     "sines before cosines": (
-        lambda p: p.setattr(model_module, "timestep_sinusoid", sines_first),
+        lambda p: p.setattr(parts_module, "timestep_sinusoid", sines_first),
         1.3,
         0,
     ),
