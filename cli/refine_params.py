@@ -5,6 +5,7 @@ from __future__ import annotations
 from .camera_params import ACTION_FLAGS, ACTION_STRING, ALLOW_EXTREME_FOV, LENS_FLAGS
 from .params import (
     CAMERA_FLAGS,
+    COMPILE,
     DEVICE,
     FPS,
     LENGTH,
@@ -37,6 +38,7 @@ REFINE = (
     *STAGE1,
     *PRECISION,
     *SCHEDULE,
+    COMPILE,
     *DEVICE,
     STORE,
     *REFINE_OUTPUT,

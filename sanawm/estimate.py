@@ -11,8 +11,14 @@ from dataclasses import dataclass
 import torch
 
 from .measure import resident_bytes
+from .notes import Notes
 from .plan import Plan
 from .refiner.model import RefinerModel
+
+#: Predicted and measured peak may differ by this share before a warning says so.
+TOLERANCE = 0.25
+#: Peaks below this are mostly the libraries themselves; a difference there says nothing.
+FLOOR = 2 << 30
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,14 @@ class MemoryEstimate:
         """Return the parts and the peak for a report."""
         return {**self.parts, "base": self.base, "peak": self.peak}
 
+    def compare(self, measured: int, *, notes: Notes) -> None:
+        """Warn when the peak that was measured, bytes, is far from the estimate."""
+        off = abs(measured - self.peak) / max(measured, 1)
+        if off > TOLERANCE and max(measured, self.peak) > FLOOR:
+            notes.warn(
+                f"memory peak was {measured / 1e9:.2f} GB, the plan said {self.peak / 1e9:.2f} GB"
+            )
+
 
 def estimate_memory(plan: Plan, *, device: torch.device, dtype: torch.dtype) -> MemoryEstimate:
     """Return the memory estimate of a run in `dtype` on `device`."""
@@ -43,6 +57,8 @@ def estimate_memory(plan: Plan, *, device: torch.device, dtype: torch.dtype) -> 
         "refiner_work": _work_values(plan) * size,
         "text_keys_values": _text_values(plan) * size,
     }
+    if device.type == "cpu" and not plan.single_shot:
+        parts["refiner_packed"] = parts["refiner_weights"]  # the same weights, laid out anew
     encoder = plan.components.get("text_encoder")
     if encoder is not None and encoder.path is not None:
         stored = sum(f.stat().st_size for f in encoder.path.glob("*.safetensors"))

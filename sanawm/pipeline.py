@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .camera.rays import CameraRays
 from .chunks import FrameChunk, RefinedChunk
 from .components import Component, choose_device, choose_dtype, find_component, stage1_config
 from .config import Resolved, resolve
@@ -27,6 +26,7 @@ from .errors import NumericsError, UsageError
 from .io.rates import parse_fps
 from .locations import local_path
 from .notes import Notes
+from .ops.compiler import can_compile
 from .refiner.model import RefinerModel
 from .refiner.noise import Noise, SeededNoise
 from .refiner.single_shot import refine_single_shot
@@ -34,11 +34,11 @@ from .refiner.stream import RefinerStream
 from .refiner.weights import load_refiner
 from .shapes import LatentShape, Window
 from .sources import split_clip
-from .stage1.camera import PathCamera
+from .stage1.camera import PathCamera, RaySource
 from .stage1.model import Stage1Model
 from .stage1.noise import ChunkNoise, ClipNoise
 from .stage1.noise import NoiseSource as Stage1Noise
-from .stage1.plan import plan_chunks
+from .stage1.plan import OpenChunks, plan_chunks
 from .stage1.sampler import Stage1Stream
 from .stage1.weights import load_stage1
 from .states import NO_STATES, StageStates
@@ -70,6 +70,7 @@ class Pipeline:
         self.dtype = choose_dtype(settings.settings.runtime.precision, self.device)
         #: Keep the VAE encoder after a picture was encoded (a session that encodes many).
         self.keep_encoder = False
+        self._prepared: tuple[int, bool] | None = None
         self._components = dict(components or {})
 
     @classmethod
@@ -170,16 +171,17 @@ class Pipeline:
         self,
         first: Tensor | None,
         caption: Stage1Caption,
-        rays: CameraRays,
+        rays: RaySource,
         *,
         shape: LatentShape,
         noise: Stage1Noise | None = None,
         states: StageStates = NO_STATES,
+        open_ended: bool = False,
     ) -> Iterator[Tensor]:
         """Yield stage 1's clean latent chunks `(1, C, t, H, W)` of a clip; frame 0 is `first`.
 
         first: the image latent `(1, C, 1, H, W)`, None when `states` continue a run. rays: the
-        camera, one pose a pixel frame.
+        camera, one pose a pixel frame. open_ended: the clip has no last chunk, and `rays` grow.
         """
         options = self.settings.settings.stage1
         stream = Stage1Stream(
@@ -188,11 +190,12 @@ class Pipeline:
             mask=caption.mask.to(self.device),
             camera=PathCamera(rays, use_plucker=self.stage1.config.plucker_channels > 0),
             shape=shape,
-            noise=noise or self.stage1_noise(shape),
+            noise=noise or self.stage1_noise(shape, open_ended=open_ended),
             steps=options.denoising_step_list,
             num_frame_per_block=options.num_frame_per_block,
             num_cached_blocks=options.num_cached_blocks,
             sink_token=options.sink_token,
+            open_ended=open_ended,
             notes=self.notes,
         )
         saved = states.restored("stage1")
@@ -204,13 +207,16 @@ class Pipeline:
             states.passed("stage1", stream.state.chunks - 1, stream.state.state_dict)
             yield chunk
 
-    def stage1_noise(self, shape: LatentShape) -> Stage1Noise:
+    def stage1_noise(self, shape: LatentShape, *, open_ended: bool = False) -> Stage1Noise:
         """Return stage 1's seeded noise: a draw a chunk, or one for the clip (`reference`)."""
         runtime, options = self.settings.settings.runtime, self.settings.settings.stage1
         device = "cpu" if runtime.noise_device == "cpu" else self.device
         if options.noise == "reference":
+            if open_ended:
+                raise UsageError("reference noise is one draw for a clip whose end is known")
             return ClipNoise.reference(runtime.seed, shape=shape, device=device, dtype=self.dtype)
-        spans = plan_chunks(shape.frames, options.num_frame_per_block)
+        chunk = options.num_frame_per_block
+        spans = OpenChunks(chunk) if open_ended else plan_chunks(shape.frames, chunk)
         return ChunkNoise(runtime.seed, shape=shape, spans=spans, device=device)
 
     def encode_prompt(self, text: str, *, cache: Path | None = None) -> PromptEmbeds:
@@ -246,12 +252,14 @@ class Pipeline:
         shape: LatentShape | None = None,
         noise: Noise | None = None,
         states: StageStates = NO_STATES,
+        open_ended: bool = False,
     ) -> Iterator[RefinedChunk]:
         """Yield the refined chunks of a clip, one block at a time.
 
         clean: the clip's latents `(B, C, T, H, W)`; or its chunks (first the sink frames if the
         window has a sink, then every block), with their total `shape`. With `states` that continue
-        a run, the chunks are those of the blocks that are left, without the sink.
+        a run, the chunks are those of the blocks that are left, without the sink. `open_ended`:
+        blocks come for as long as `clean` has them, and `shape.frames` is not read.
         """
         if isinstance(clean, Tensor):
             if clean.ndim != 5:
@@ -264,8 +272,10 @@ class Pipeline:
             raise UsageError("chunks of latents need the clip's total shape", fix="pass shape=")
         noise = noise or self.noise()
         if self.settings.settings.refiner.mode == "single-shot":
+            if open_ended:
+                raise UsageError("single-shot mode needs the whole clip, it has no open end")
             return self._single_shot(clean, prompt, shape, noise)
-        return self._stream(clean, prompt, shape, noise, states)
+        return self._stream(clean, prompt, shape, noise, states, open_ended)
 
     def decode(
         self,
@@ -326,7 +336,9 @@ class Pipeline:
         shape: LatentShape,
         noise: Noise,
         states: StageStates,
+        open_ended: bool,
     ) -> Iterator[RefinedChunk]:
+        self._prepare_refiner(shape)
         text = self.refiner.prepare_text(prompt.embeds, prompt.mask)
         refiner = self.settings.settings.refiner
         stream = RefinerStream(
@@ -337,6 +349,7 @@ class Pipeline:
             window=self.window,
             sigmas=refiner.sigmas,
             noise=noise,
+            open_ended=open_ended,
         )
         source = iter(clean)
         saved = states.restored("refine")
@@ -354,6 +367,17 @@ class Pipeline:
                 latents = torch.cat((lead.to(latents.device).float(), latents), dim=2)
                 lead = None
             yield RefinedChunk(done.span, latents, done.history_frames, done.sink_position)
+
+    def _prepare_refiner(self, shape: LatentShape) -> None:
+        """Lay the refiner's weights out for blocks of this size, once."""
+        runtime = self.settings.settings.runtime
+        rows = shape.batch * self.window.block * shape.tokens_per_frame
+        wanted = (rows, runtime.compile)
+        moves = runtime.offload == "all" and self.device.type != "cpu"
+        if self._prepared != wanted and not moves:
+            compiled = runtime.compile and can_compile(self.device, self.notes)
+            self.refiner.prepare(rows=rows, compiled=compiled)
+            self._prepared = wanted
 
     def _single_shot(
         self, clean: Iterable[Tensor], prompt: PromptEmbeds, shape: LatentShape, noise: Noise

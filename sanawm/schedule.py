@@ -113,7 +113,9 @@ class Offloaded(Residency):
 
     def _move(self, device: torch.device) -> None:
         self.moves += 1
-        self._model().to(device)
+        model = self._model()
+        if next(model.parameters()).device != device:
+            model.to(device)
 
 
 class Stage:

@@ -159,6 +159,7 @@ class RuntimeSettings(Section):
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     offload: Literal["none", "text", "all"] = "text"
     schedule: Literal["auto", "sequential", "overlap"] = "auto"
+    compile: bool = False
     threads: Positive | None = None
 
 

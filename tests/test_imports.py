@@ -21,7 +21,7 @@ LAYERS: dict[str, set[str]] = {
     "config": {"errors", "settings"},
     "tensorfile": {"errors"},
     "checkpoint": {"errors", "tensorfile"},
-    "ops": {"errors"},
+    "ops": {"errors", "notes"},
     "refiner": {"errors", "notes", "shapes", "schedules", "tensorfile", "checkpoint", "ops"},
     "vae": {"errors", "notes", "shapes", "tensorfile", "checkpoint", "ops"},
     "text": {"errors", "notes", "shapes", "tensorfile", "checkpoint", "ops"},

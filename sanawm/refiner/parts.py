@@ -6,6 +6,7 @@ See `model` for the dtypes and the sources. Parameter names are those of the che
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -169,6 +170,10 @@ class Attention(nn.Module):
         self.to_out = nn.ModuleList([Linear(D, D, bias=config.attention_out_bias)])
         self.to_gate_logits = nn.Linear(D, self.heads) if config.gated_attn else None
         self.joined: JoinedLinear | None = None
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Attention:
+        self.joined = None  # moved weights: the joined ones would stay behind
+        return super()._apply(fn, recurse)
 
     def query_key_value(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return normalised queries and keys, not rotated, and values, `(B, N, S, K)` each.
