@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import threading
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,10 +14,11 @@ import typer
 from sanawm import __version__
 from sanawm.errors import MachineError, SanawmError, UsageError
 
-from . import camera_params, params
+from . import camera_params, params, tool_params
+from .batch_params import BATCH
 from .console import NORMAL, QUIET, VERBOSE, Console
 from .refine_params import REFINE
-from .streams import open_closed_streams, silence
+from .streams import prepare_streams, silence
 
 LOG_FORMATS = ("auto", "rich", "plain", "json")
 
@@ -79,6 +81,15 @@ def console() -> Console:
 def refine(**values: Any) -> None:
     """Refine clean latents into an MP4, block by block: the main job."""
     from .refine import run
+
+    run(values, console())
+
+
+@app.command()
+@params.with_flags((), BATCH)
+def batch(**values: Any) -> None:
+    """Refine many clips from a manifest, models loaded once a worker."""
+    from .batch import run
 
     run(values, console())
 
@@ -159,9 +170,36 @@ def camera_check(**values: Any) -> None:
     check(values, console())
 
 
+@app.command()
+@params.with_flags((), tool_params.INSPECT)
+def inspect(**values: Any) -> None:
+    """Say what a file is: latents, checkpoint, run state, camera path, our MP4, and the rest."""
+    from .inspect import run
+
+    run(values, console())
+
+
+@app.command()
+@params.with_flags((), tool_params.COMPARE)
+def compare(**values: Any) -> None:
+    """Compare two videos or two latents files, block by block; exit 1 outside the thresholds."""
+    from .compare import run
+
+    run(values, console())
+
+
+@app.command()
+@params.with_flags((), (params.CONFIG, params.SET, *tool_params.DOCTOR))
+def doctor(**values: Any) -> None:
+    """Check this machine: versions, devices, codecs, memory, disk, config, the tiny refiner."""
+    from .doctor import run
+
+    run(values, console())
+
+
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit with its code."""
-    open_closed_streams()
+    prepare_streams()
     _forget()
     arguments = _normalised(sys.argv[1:] if argv is None else argv)
     code = 70
@@ -174,6 +212,8 @@ def main(argv: list[str] | None = None) -> None:
         sys.stdout.flush()
     except OSError:
         silence(sys.stdout)
+    if argv is None and any(t.name.startswith("sanawm-") for t in threading.enumerate()):
+        os._exit(code)  # a block is still in work: its thread must not meet a dying interpreter
     sys.exit(code)
 
 
@@ -188,6 +228,8 @@ def _guarded(arguments: list[str]) -> int:
 
     try:
         result = app(arguments, prog_name="sanawm", standalone_mode=False)
+        if result == 130:  # Typer returns this for an interrupt
+            return _interrupted()
         return result if isinstance(result, int) else 0
     except SanawmError as e:
         if _debug:
@@ -198,14 +240,19 @@ def _guarded(arguments: list[str]) -> int:
         return e.exit_code
     except exceptions.TyperException as e:
         return _usage(e)
-    except (KeyboardInterrupt, exceptions.Abort) as e:
-        code = e.args[0] if e.args and isinstance(e.args[0], int) else 130
-        console().failure("interrupted", code)
-        return code
+    except (KeyboardInterrupt, exceptions.Abort):
+        return _interrupted()
     except Exception as e:
         if _debug:
             raise
         return _unexpected(e)
+
+
+def _interrupted() -> int:
+    """Say that the command was stopped at once; its exit code is that of the signal."""
+    code = console().stop_code or 130
+    console().failure("interrupted", code)
+    return code
 
 
 def _usage(error: Any) -> int:
@@ -213,6 +260,8 @@ def _usage(error: Any) -> int:
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "sanawm"
     message = error.format_message() if hasattr(error, "format_message") else str(error)
+    if hasattr(error.__context__, "errors"):  # pydantic's: it knows what was typed
+        message += f": found {error.__context__.errors()[0]['input']!r}"
     if message:
         console().error(UsageError(message, fix=f"see `{path} --help`"))
     return 2

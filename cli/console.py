@@ -40,6 +40,7 @@ class Console:
     def __init__(self, *, log_format: str, log_file: Path | None, verbosity: int) -> None:
         self.log_format = _chosen(log_format)
         self.verbosity = verbosity
+        self.stop_code: int | None = None  # exit code of the latest signal
         self._started = time.monotonic()
         self._log = _open_log(log_file)
         self._face = _face(self.log_format, verbosity)
@@ -51,18 +52,24 @@ class Console:
         """True when the result on stdout is one JSON object."""
         return self.log_format == "json"
 
+    @property
+    def terminal(self) -> Any:
+        """The rich console on stderr, None unless lines are drawn on a terminal."""
+        return self._face.console if isinstance(self._face, RichFace) else None
+
     def __call__(self, event: Event) -> None:
         """Show an event and log it."""
         with self._lock:  # the writer's thread reports chunks
             self._show(event)
 
     def _show(self, event: Event) -> None:
-        self._write_log(self.line(event))
+        line = self.line(event)
+        self._write_log(line)
         try:
             if self.log_format != "json":
                 self._face.show(event)
             elif self.verbosity > QUIET or event.level in ("warning", "error"):
-                print(self.line(event), file=sys.stderr, flush=True)
+                print(line, file=sys.stderr, flush=True)
         except OSError:  # nobody reads stderr any more: no reason to lose the run
             silence(sys.stderr)
 
@@ -159,6 +166,8 @@ def lines_of(event: Event, verbosity: int) -> list[str]:
         return [str(line) for line in data.get("lines", ())]
     if event.name == "block_done":
         return [block_line(data)]
+    if event.name == "job_done":
+        return [str(data["message"])]
     if event.name == "run_done":
         return [str(data["summary"])]
     if verbosity >= VERBOSE and event.name in ("load_start", "load_done", "encode_done"):
@@ -248,6 +257,23 @@ def _open_log(path: Path | None) -> TextIO | None:
     if path is None:
         return None
     try:
+        if path.is_file() and not _is_log(path):
+            raise OutputError(
+                f"log file {path} exists and holds something else than JSON lines",
+                fix="name another file; a log is appended to, never replaced",
+            )
         return path.open("a", encoding="utf-8")
+    except OutputError:
+        raise
     except OSError as e:
         raise OutputError(f"log file {path}: cannot be written ({e.strerror})") from None
+
+
+def _is_log(path: Path) -> bool:
+    """Tell whether a file can be a log: empty, or its first line is one JSON object."""
+    with path.open("rb") as file:
+        first = file.readline(1 << 20)
+    try:
+        return not first.strip() or isinstance(json.loads(first), dict)
+    except ValueError:
+        return False

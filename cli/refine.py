@@ -44,11 +44,13 @@ def _dry_run(plan: Any, console: Console) -> None:
     from sanawm.describe import dry_run_lines
     from sanawm.estimate import estimate_memory
     from sanawm.report import describe_weights
+    from sanawm.space import check_space, state_bytes, state_path
 
     runtime = plan.settings.settings.runtime
     device = choose_device(runtime.device)
     dtype = choose_dtype(runtime.precision, device)
     estimate = estimate_memory(plan, device=device, dtype=dtype)
+    check_space(plan, estimate, dtype, notes=console.notes)
     lines = dry_run_lines(plan, device=device, dtype=dtype, estimate=estimate)
     weights = describe_weights(plan.components)
     for row in weights:
@@ -60,6 +62,7 @@ def _dry_run(plan: Any, console: Console) -> None:
         "frames": {"decoded": plan.frames.decoded, "written": plan.frames.written},
         "blocks": len(plan.blocks),
         "memory": estimate.rows(),
+        "state_bytes": state_bytes(plan, estimate, dtype) if state_path(plan) else 0,
         "prompt_sha256": plan.prompt.sha256,
         "weights": weights,
         "settings": plan.settings.table(),

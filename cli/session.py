@@ -47,8 +47,9 @@ class Stop:
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         """Ask the run to end after the block in hand; a second signal ends it at once."""
+        self._console.stop_code = 128 + number
         if self.code is not None:
-            raise KeyboardInterrupt(128 + number)
+            raise KeyboardInterrupt
         self.code = 128 + number
         text = "stopping after the block in hand; once more stops at once"
         if self._console.json:

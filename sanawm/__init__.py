@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _EXPORTS = {
+    "ActionWalk": "sanawm.camera.actions",
     "FrameChunk": "sanawm.chunks",
     "LatentShape": "sanawm.shapes",
     "LatentsSource": "sanawm.io.latents",
+    "LiveSession": "sanawm.live",
     "Notes": "sanawm.notes",
     "Pipeline": "sanawm.pipeline",
     "RefinedChunk": "sanawm.chunks",
@@ -30,10 +32,12 @@ _EXPORTS = {
 __all__ = [*_EXPORTS, "__version__"]
 
 if TYPE_CHECKING:
+    from .camera.actions import ActionWalk as ActionWalk
     from .chunks import FrameChunk as FrameChunk
     from .chunks import RefinedChunk as RefinedChunk
     from .errors import SanawmError as SanawmError
     from .io.latents import LatentsSource as LatentsSource
+    from .live import LiveSession as LiveSession
     from .notes import Notes as Notes
     from .pipeline import Pipeline as Pipeline
     from .shapes import LatentShape as LatentShape

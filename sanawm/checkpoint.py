@@ -51,17 +51,8 @@ def load_weights(
     import torch
 
     targets = module.state_dict(keep_vars=True)
-    wanted = {k: tuple(v.shape) for k, v in targets.items()}
-    stored = _strip_prefix(list(source), wanted, label, note)
-    shapes = {
-        name: source.infos[raw].shape
-        if isinstance(source, TensorFiles)
-        else tuple(source[raw].shape)
-        for name, raw in stored.items()
-    }
-    check_names(wanted, shapes, ignore=ignore, label=label)
-    for name in wanted:
-        raw = stored[name]
+    stored = match_names(module, source, ignore=ignore, label=label, note=note)
+    for name, raw in stored.items():
         tensor = source.read(raw) if isinstance(source, TensorFiles) else source[raw]
         target = torch.float32 if keep_float32(name) else dtype
         if not targets[name].is_floating_point():
@@ -82,6 +73,30 @@ def load_weights(
         source.close()
     module.requires_grad_(False)
     module.eval()
+
+
+def match_names(
+    module: nn.Module,
+    source: TensorFiles | Mapping[str, torch.Tensor],
+    *,
+    ignore: Iterable[str] = (),
+    label: str = "checkpoint",
+    note: Callable[[str], None] = lambda line: None,
+) -> dict[str, str]:
+    """Return the name in `source` of every parameter and persistent buffer of `module`.
+
+    Reads names and shapes, no tensor. Arguments and errors are those of `load_weights`.
+    """
+    wanted = {k: tuple(v.shape) for k, v in module.state_dict(keep_vars=True).items()}
+    stored = _strip_prefix(list(source), wanted, label, note)
+    shapes = {
+        name: source.infos[raw].shape
+        if isinstance(source, TensorFiles)
+        else tuple(source[raw].shape)
+        for name, raw in stored.items()
+    }
+    check_names(wanted, shapes, ignore=ignore, label=label)
+    return {name: stored[name] for name in wanted}
 
 
 def _assign(module: nn.Module, name: str, value: torch.Tensor) -> None:

@@ -160,7 +160,7 @@ def _load(name: str, trail: tuple[Path, ...] = ()) -> list[Layer]:
         beside = path.parent / base
         layers = _load(str(beside) if beside.is_file() else base, (*trail, path.resolve()))
     origin = Origin("preset", f"preset {name}") if preset else Origin("file", str(path))
-    values = {key: _anchored(key, v, path) for key, v in _flatten(data, origin).items()}
+    values = {key: anchored(key, v, path) for key, v in _flatten(data, origin).items()}
     return [*layers, Layer(origin, values)]
 
 
@@ -180,11 +180,11 @@ def _flatten(data: Mapping[str, Any], origin: Origin) -> dict[str, Any]:
     return flat
 
 
-def _anchored(key: str, value: Any, file: Path) -> Any:
-    """Make a relative path in a file relative to that file."""
+def anchored(key: str, value: Any, file: Path) -> Any:
+    """Return the value of `key` found in `file`: a relative path is relative to that file."""
     if not is_path(key) or not isinstance(value, str) or not value or "://" in value:
         return value
-    if key == "input.intrinsics" and "," in value:
+    if (key == "input.intrinsics" and "," in value) or (key, value) == ("output.state", "none"):
         return value
     return str(file.parent / Path(value).expanduser())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +17,7 @@ from .errors import InputError, UsageError
 from .events import Event, Listener, ignore
 from .io.files import check_output
 from .io.frames_dir import FramesDir
-from .io.image import apply_fit, check_size, fit_image, read_image
+from .io.image import PICTURE_ENDINGS, apply_fit, check_size, fit_image, read_image
 from .io.latent_writer import LatentsWriter
 from .io.latents import LatentsSource
 from .io.rates import parse_fps
@@ -29,8 +30,6 @@ from .shapes import LatentShape, VAERatios
 from .sources import asked_frames, cap_frames
 from .vae.state import DecoderState
 from .video_source import video_size
-
-PICTURE_ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 
 
 def decode_file(
@@ -64,8 +63,10 @@ def decode_file(
     pipeline = Pipeline(settings, notes=notes)
     size = {"width": video.width, "height": video.height}
     state = DecoderState()
-    with VideoWriter(target, video, overwrite=overwrite, notes=notes) as writer:
-        pictures = FramesDir(Path(folder), overwrite=overwrite, **size) if folder else None
+    with ExitStack() as stack:
+        writer = VideoWriter(target, video, overwrite=overwrite, notes=notes)
+        stack.enter_context(writer)
+        pictures: FramesDir | None = None
         line = f"video  {video.width}x{video.height} at {float(video.fps):g} fps -> {target}"
         lines = [f"{line} (growing as {writer.part_path})"]
         listener(Event("run_start", data={"lines": lines}))
@@ -75,7 +76,10 @@ def decode_file(
                 frames = frames[1:]
             if len(frames):
                 writer.write(frames)
-                if pictures is not None:
+                if folder:
+                    if pictures is None:
+                        pictures = FramesDir(Path(folder), overwrite=overwrite, **size)
+                        stack.callback(pictures.release)
                     pictures.write(frames)
             listener(Event("chunk_done", data={"chunk": number, "frames": len(frames)}))
     made = writer.close()

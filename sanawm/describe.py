@@ -22,7 +22,7 @@ def plan_lines(
     estimate: MemoryEstimate,
     part: Path | None = None,
 ) -> list[str]:
-    """Return the model line, the video line and the plan line."""
+    """Return the model line, the video line, the plan line and the line about the run state."""
     config, window = plan.refiner, plan.window
     kind = str(dtype).removeprefix("torch.")
     model = (
@@ -47,7 +47,23 @@ def plan_lines(
             f"{count} blocks of {window.block} latent frames, {steps} steps + 1 capture each, "
             f"window {window.sink} sink + {window.history_max} history"
         )
-    return [model, video, f"plan   {work}, about {estimate.peak / 1e9:.1f} GB"]
+    return [
+        model,
+        video,
+        f"plan   {work}, about {estimate.peak / 1e9:.1f} GB",
+        _state_line(plan, estimate, dtype),
+    ]
+
+
+def _state_line(plan: Plan, estimate: MemoryEstimate, dtype: torch.dtype) -> str:
+    from .space import in_words, state_bytes, state_path
+
+    path, every = state_path(plan), plan.settings.settings.output.state_every
+    if path is None:
+        return "state  none is kept: a stopped run starts over"
+    size = in_words(state_bytes(plan, estimate, dtype))
+    often = "every block" if every == 1 else f"every {every} blocks"
+    return f"state  about {size} after {often} -> {path}"
 
 
 def dry_run_lines(

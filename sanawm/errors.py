@@ -59,6 +59,10 @@ class OutputError(SanawmError, OSError):
     exit_code = 5
 
 
+class OutputBusy(OutputError):
+    """Another run is writing this output (exit 5)."""
+
+
 class NumericsError(SanawmError, ArithmeticError):
     """A computed tensor holds NaN or infinity (exit 1)."""
 

@@ -11,6 +11,8 @@ from typing import Any
 
 EVENT_NAMES = (
     "run_start",
+    "job_start",
+    "job_done",
     "config",
     "load_start",
     "load_done",

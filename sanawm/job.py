@@ -6,7 +6,6 @@ then every block goes clean -> refined -> frames -> file before the next one but
 
 from __future__ import annotations
 
-import shlex
 import sys
 import time
 from collections import deque
@@ -39,23 +38,13 @@ from .report import (
     video_metadata,
     write_report,
 )
-from .resume import Kept, open_states, recipe_of
+from .resume import open_states, recipe_of, recipe_sha256
 from .schedule import Join, Offloaded, Overlap, Residency, Stage, in_turn, overlaps
+from .space import check_space
 from .states import NO_STATES, RunStates, StageStates
+from .stopping import Interrupted, how_to_go_on, interrupted
+from .takeover import Kept
 from .writers import OutputWriters
-
-#: Predicted and measured peak may differ by this share before a warning says so.
-MEMORY_TOLERANCE = 0.25
-#: Peaks below this are mostly the libraries themselves; a difference there says nothing.
-MEMORY_FLOOR = 2 << 30
-
-
-class Interrupted(SanawmError):
-    """The run was asked to stop; what was finished is on disk."""
-
-    def __init__(self, message: str, *, exit_code: int, fix: str | None = None) -> None:
-        super().__init__(message, fix=fix)
-        self.exit_code = exit_code
 
 
 @dataclass(frozen=True)
@@ -70,7 +59,11 @@ class JobResult:
 
 
 class RefineJob:
-    """Run one plan. `stop` returns an exit code once the run should end after the block in hand."""
+    """Run one plan. `stop` returns an exit code once the run should end after the block in hand.
+
+    A run in a row of several brings `pipeline`, made for its plan and with models loaded already,
+    and the `texts` of its prompt if they are known.
+    """
 
     def __init__(
         self,
@@ -81,6 +74,8 @@ class RefineJob:
         cache: Path | None = None,
         stop: Callable[[], int | None] = lambda: None,
         command: list[str] | None = None,
+        pipeline: Pipeline | None = None,
+        texts: Texts | None = None,
     ) -> None:
         self.plan = plan
         self.notes = notes
@@ -88,7 +83,8 @@ class RefineJob:
         self.cache = cache if plan.settings.settings.text.store else None
         self.stop = stop
         self.command = command if command is not None else list(sys.argv)
-        self.pipeline = Pipeline(plan.settings, notes=notes, components=plan.components)
+        self.pipeline = pipeline or Pipeline(plan.settings, notes=notes, components=plan.components)
+        self.known_texts = texts
         self.record = Record()
         self.states: StageStates = NO_STATES
         self._stages: list[Stage] = []
@@ -111,6 +107,8 @@ class RefineJob:
         record.inputs = describe_inputs(plan)
         record.weights = describe_weights(plan.components)
         estimate = estimate_memory(plan, device=self.pipeline.device, dtype=self.pipeline.dtype)
+        check_space(plan, estimate, self.pipeline.dtype, notes=self.notes)
+        record.recipe_sha256 = recipe_sha256(plan, record)
         recipe = recipe_of(plan, record, device=self.pipeline.device, dtype=self.pipeline.dtype)
         self.states, kept = open_states(plan, recipe, notes=self.notes, on_saved=self._state_saved)
         if isinstance(self.states, RunStates):
@@ -128,7 +126,9 @@ class RefineJob:
         self._writers = writers
         self._say_start(estimate, writers)
         texts = self._texts()
+        self._check_stop(kept.blocks)
         self._load()
+        self._check_stop(kept.blocks)
         self._take_over(kept, writers)
         self._blocks(texts, writers, stack)
         save_noise(plan, self._noise_drawn)
@@ -152,9 +152,11 @@ class RefineJob:
             texts = prompt_texts(
                 self.plan,
                 self.pipeline,
+                known=self.known_texts,
                 cache=self.cache,
                 loading=lambda name: self._emit("load_start", {"component": name}),
             )
+        self.known_texts = texts
         self.record.memory["text_peak"] = peak_device_bytes(self.pipeline.device)
         self._emit("encode_done", {"what": "prompt", "tokens": texts.prompt.embeds.shape[1]})
         return texts
@@ -195,9 +197,10 @@ class RefineJob:
         mark = time.monotonic()
         if plan.outputs.video is None:
             for chunk in refined:
-                mark = self._block_done(chunk, None, mark)
+                mark = self._note_block(chunk, None, mark)
                 self._block_on_disk(chunk.span.number)
-                self._check_stop(chunk.span.number)
+                self._say_block(chunk)
+                self._check_stop(chunk.span.number + 1)
             return
         decode = self._stage("decode", ("decoder",))
         kept: deque[RefinedChunk] = deque()
@@ -207,10 +210,12 @@ class RefineJob:
             states=states,
         )
         for pixels in join(decode.work(frames, first=done), decode.name):
-            mark = self._block_done(kept.popleft(), pixels, mark)
+            chunk = kept.popleft()
+            mark = self._note_block(chunk, pixels, mark)
             self._pixels[pixels.span.number] = pixels
             writers.frames(pixels)
-            self._check_stop(pixels.span.number)
+            self._say_block(chunk)  # by now the block before it is in the file
+            self._check_stop(pixels.span.number + 1)
 
     def _join(self, stack: ExitStack) -> Join[Any]:
         """Return how stages are chained: in a row, or each on a thread."""
@@ -225,7 +230,8 @@ class RefineJob:
         if not overlap:
             return in_turn
         threads = Overlap()
-        stack.callback(threads.close)
+        # Whoever interrupts twice does not want to wait for the blocks in hand.
+        stack.push(lambda kind, *_: threads.close(wait=kind is not KeyboardInterrupt))
         return threads
 
     def _stage(self, name: str, models: tuple[str, ...]) -> Stage:
@@ -258,27 +264,30 @@ class RefineJob:
             writers.latents(chunk)
             yield chunk
 
-    def _block_done(self, chunk: RefinedChunk, pixels: FrameChunk | None, since: float) -> float:
-        """Record a finished block and tell the listener; return the time."""
+    def _note_block(self, chunk: RefinedChunk, pixels: FrameChunk | None, since: float) -> float:
+        """Record a finished block that was begun at `since`; return the time."""
         now = time.monotonic()
-        seconds = now - since
-        video_seconds = self.plan.chunk_frames(chunk.span) / float(self.plan.output_fps)
         row: dict[str, Any] = {
             "index": chunk.span.number,
             "start": chunk.span.start,
             "stop": chunk.span.stop,
             "history": chunk.history_frames,
             "sink_position": chunk.sink_position,
-            "seconds": round(seconds, 4),
+            "seconds": round(now - since, 4),
             "memory_bytes": device_bytes(self.pipeline.device),
         }
         if pixels is not None and len(pixels.frames):
             row["luma_mean"], row["luma_std"] = luma_statistics(pixels.frames)
         self.record.blocks.append(row)
-        rate = video_seconds / seconds if seconds > 0 else None
+        return now
+
+    def _say_block(self, chunk: RefinedChunk) -> None:
+        """Tell the listener of a finished block."""
+        row = self.record.blocks[chunk.span.number]
+        video_seconds = self.plan.chunk_frames(chunk.span) / float(self.plan.output_fps)
+        rate = video_seconds / row["seconds"] if row["seconds"] > 0 else None
         total = {"blocks": len(self.plan.blocks), "realtime_factor": rate}
         self._emit("block_done", row | total)
-        return now
 
     def _chunk_written(self, index: int, first: int, frames: int, seconds: float) -> None:
         """Note, in the writer's thread, that a chunk is in the file."""
@@ -298,7 +307,10 @@ class RefineJob:
             return
 
         def extra() -> dict[str, Any]:
-            kept: dict[str, Any] = {"rows": self.record.blocks[: number + 1]}
+            kept: dict[str, Any] = {
+                "rows": self.record.blocks[: number + 1],
+                "output": str(self.plan.outputs.main.absolute()),
+            }
             if pixels is not None:
                 kept |= {"frames": torch.from_numpy(pixels.frames), "first": pixels.first}
             return kept
@@ -310,35 +322,25 @@ class RefineJob:
 
     def _close_states(self, kind: Any, error: Any, trace: Any) -> None:
         assert isinstance(self.states, RunStates)
-        self.states.close(remove=kind is None)
+        self.states.close(seconds=1.0 if kind is KeyboardInterrupt else None)
         self.record.state_seconds = round(self.states.seconds, 4)
 
     def _take_over(self, kept: Kept, writers: OutputWriters) -> None:
         """Give a continued run its earlier rows, and its last saved block's frames once more."""
-        if not isinstance(self.states, RunStates) or self.states.saved is None:
-            return
-        self.record.blocks = [dict(row) for row in self.states.saved.get("rows", [])]
+        self.record.blocks = [dict(row) for row in kept.rows]
         self.record.resumed_after = kept.blocks
         if kept.frames is not None:
             span = self.plan.blocks[kept.blocks - 1]
             writers.frames(FrameChunk(span, kept.first, kept.frames.numpy()))
 
-    def _check_stop(self, number: int) -> None:
-        code = self.stop()
-        if code is None or number == len(self.plan.blocks) - 1:
+    def _check_stop(self, done: int) -> None:
+        """Raise `Interrupted` when the run was asked to stop and blocks are left."""
+        code, blocks = self.stop(), len(self.plan.blocks)
+        if code is None or done == blocks:
             return
-        raise Interrupted(
-            f"interrupted after block {number + 1} of {len(self.plan.blocks)}; what was finished "
-            "is kept",
-            exit_code=code,
-            fix=self._how_to_go_on(),
-        )
-
-    def _how_to_go_on(self) -> str:
-        if not isinstance(self.states, RunStates):
-            return "run the same command again with --overwrite to make the whole clip"
-        words = [w for w in self.command if w != "--resume"]
-        return f"continue with: {shlex.join([Path(words[0]).name, *words[1:], '--resume'])}"
+        resumable = isinstance(self.states, RunStates)
+        fix = how_to_go_on(self.command, resumable=resumable)
+        raise interrupted(done, blocks, code=code, fix=fix)
 
     def _memory(self, estimate: MemoryEstimate) -> None:
         measured = peak_device_bytes(self.pipeline.device)
@@ -348,12 +350,7 @@ class RefineJob:
             "peak": measured,
             "per_stage": {"text": self.record.memory.get("text_peak", 0), **stages},
         }
-        off = abs(measured - estimate.peak) / max(measured, 1)
-        if off > MEMORY_TOLERANCE and max(measured, estimate.peak) > MEMORY_FLOOR:
-            self.notes.warn(
-                f"memory peak was {measured / 1e9:.2f} GB, the plan said "
-                f"{estimate.peak / 1e9:.2f} GB"
-            )
+        estimate.compare(measured, notes=self.notes)
 
     def _say_start(self, estimate: MemoryEstimate, writers: OutputWriters) -> None:
         from .describe import plan_lines
@@ -374,6 +371,8 @@ class RefineJob:
         path = plan.outputs.report
         if path is not None:
             write_report(path, report)
+        if isinstance(self.states, RunStates):
+            self.states.remove()  # last of all: until here a killed run can be continued
         made = f"{record.frames_written} frames" if plan.outputs.video else "latents"
         summary = f"done: {made} in {seconds:.1f} s -> {plan.outputs.main}"
         done = {"summary": summary, "frames": record.frames_written, "seconds": round(seconds, 3)}

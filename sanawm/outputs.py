@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .config import Resolved
-from .errors import OutputError, UsageError
-from .io.files import check_output, check_stem
+from .errors import OutputError, SanawmError, UsageError
+from .io.files import check_output, check_stem, part_path, refuse_inputs
+from .io.run_state import looks_like_state, read_recipe
 
 #: Settings keys of single-file outputs beside the video, with their accepted endings.
 SIDE_FILES = {
@@ -89,10 +90,26 @@ def plan_outputs(settings: Resolved, *, inputs: Iterable[Path]) -> Outputs:
         **sides,  # type: ignore[arg-type]  # paths by name; no name of another field is among them
     )
     if out.resume:
-        continued = state_file(outputs, out.state) is not None
-        outputs = replace(outputs, continued=continued)
-    _check(outputs, sides, list(inputs))
+        # A run that was killed before its first state has left its part file all the same.
+        begun = part_path(outputs.main).exists() or state_file(outputs, out.state) is not None
+        outputs = replace(outputs, continued=begun)
+    given = [file for path in inputs for file in files_of(path)]
+    _check(outputs, sides, given)
+    _check_state(outputs, default_state(outputs, out.state), given)
     return outputs
+
+
+def files_of(path: Path, *, deep: bool = False) -> list[Path]:
+    """Return the files that an input stands for: itself, or those in the folder that it is."""
+    if not path.is_dir():
+        return [path]
+    return [p for p in path.glob("**/*" if deep else "*") if p.is_file()]
+
+
+def refuse_weights(outputs: Outputs, state: Path | None, folders: Iterable[Path]) -> None:
+    """Raise `UsageError` when an output is a file of the models that the run reads."""
+    weights = [file for folder in folders for file in files_of(folder, deep=True)]
+    refuse_inputs([*outputs.files(), *([state] if state else [])], weights)
 
 
 def state_file(outputs: Outputs, chosen: str | None) -> Path | None:
@@ -135,15 +152,50 @@ def _check(outputs: Outputs, sides: dict[str, Path | None], inputs: list[Path]) 
             raise UsageError(f"{path} is named twice: as {seen[real]} and as {name}")
         seen[real] = name
         own = name in ("video", "save_latents", "save_stage1")
-        overwrite = outputs.overwrite if own else outputs.replace_sides
+        # A run that was killed while it closed has given some of its files their names already.
+        renamed = own and outputs.continued and not part_path(path).exists()
+        overwrite = outputs.overwrite or renamed if own else outputs.replace_sides
         overwrite = overwrite or (name == "report" and _is_of_unfinished_run(path))
         check_output(path, overwrite=overwrite, inputs=inputs, suffixes=endings[name])
     if outputs.frames_dir is not None:
-        check_frames_dir(outputs.frames_dir, seen, overwrite=outputs.replace_sides)
+        overwrite = outputs.replace_sides
+        check_frames_dir(outputs.frames_dir, seen, overwrite=overwrite, inputs=inputs)
 
 
-def check_frames_dir(folder: Path, files: Mapping[Path, str], *, overwrite: bool) -> None:
-    """Check the folder of PNG frames without making it; `files` are the other outputs."""
+def _check_state(outputs: Outputs, path: Path | None, inputs: list[Path]) -> None:
+    """Check that the run state replaces no other output, no input and no file of someone else."""
+    if path is None:
+        return
+    for other in outputs.files():
+        if path.absolute() in (other.absolute(), part_path(other).absolute()):
+            raise UsageError(f"--state {path} is also an output of this run", fix="name another")
+    check_output(path, overwrite=True, inputs=inputs)
+    if not path.exists() or path.stat().st_size == 0:
+        return
+    if not looks_like_state(path):
+        raise OutputError(
+            f"{path} exists and is no run state of sanawm", fix="name another file with --state"
+        )
+    if outputs.continued or path == default_state(outputs, None):
+        return
+    try:
+        owner = str(read_recipe(path).get("output") or outputs.main.absolute())
+    except SanawmError:
+        return  # a broken state serves nobody
+    if Path(owner) != outputs.main.absolute():
+        raise OutputError(
+            f"{path} is the run state of another output ({owner})",
+            fix="continue that run with --resume, delete the state, or name another with --state",
+        )
+
+
+def check_frames_dir(
+    folder: Path, files: Mapping[Path, str], *, overwrite: bool, inputs: Iterable[Path] = ()
+) -> None:
+    """Check the folder of PNG frames without making it; `files` are the other outputs.
+
+    None of the `inputs` may be a picture that would be replaced.
+    """
     if folder.absolute() in files:
         raise UsageError(
             f"{folder} is named twice: as {files[folder.absolute()]} and as frames folder"
@@ -161,6 +213,12 @@ def check_frames_dir(folder: Path, files: Mapping[Path, str], *, overwrite: bool
         raise OutputError(
             f"--frames-dir {folder} is not empty", fix="add --overwrite, or choose another folder"
         )
+    for path in inputs:
+        if path.resolve().parent == folder.resolve() and path.match("frame_*.png"):
+            raise UsageError(
+                f"--frames-dir {folder} holds an input of this run ({path})",
+                fix="choose another folder",
+            )
 
 
 def _is_of_unfinished_run(report: Path) -> bool:

@@ -10,7 +10,7 @@ Nothing here holds the whole clip: each iterator works on one chunk and passes i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -38,14 +38,14 @@ from .stage1.camera import PathCamera, RaySource
 from .stage1.model import Stage1Model
 from .stage1.noise import ChunkNoise, ClipNoise
 from .stage1.noise import NoiseSource as Stage1Noise
-from .stage1.plan import OpenChunks, plan_chunks
+from .stage1.plan import chunk_plan
 from .stage1.sampler import Stage1Stream
 from .stage1.weights import load_stage1
 from .states import NO_STATES, StageStates
 from .text.embeddings import PromptEmbeds, Stage1Caption
 from .vae.decoder import VAEDecoder
-from .vae.encoder import VAEEncoder
-from .vae.pixels import pixels_to_uint8
+from .vae.encoder import VAEEncoder, check_latents
+from .vae.pixels import pixels_to_uint8, uint8_to_pixels
 from .vae.state import DecoderState, EncoderState
 from .vae.weights import load_decoder, load_encoder
 
@@ -198,10 +198,8 @@ class Pipeline:
             open_ended=open_ended,
             notes=self.notes,
         )
-        saved = states.restored("stage1")
-        if saved is not None:
-            stream.state.load_state_dict(saved, device=self.device)
-        elif first is not None:
+        load = partial(stream.state.load_state_dict, device=self.device)
+        if not states.restore("stage1", load) and first is not None:
             stream.start(first)
         for chunk in stream:
             states.passed("stage1", stream.state.chunks - 1, stream.state.state_dict)
@@ -212,11 +210,8 @@ class Pipeline:
         runtime, options = self.settings.settings.runtime, self.settings.settings.stage1
         device = "cpu" if runtime.noise_device == "cpu" else self.device
         if options.noise == "reference":
-            if open_ended:
-                raise UsageError("reference noise is one draw for a clip whose end is known")
             return ClipNoise.reference(runtime.seed, shape=shape, device=device, dtype=self.dtype)
-        chunk = options.num_frame_per_block
-        spans = OpenChunks(chunk) if open_ended else plan_chunks(shape.frames, chunk)
+        spans = chunk_plan(shape.frames, options.num_frame_per_block, open_ended=open_ended)
         return ChunkNoise(runtime.seed, shape=shape, spans=spans, device=device)
 
     def encode_prompt(self, text: str, *, cache: Path | None = None) -> PromptEmbeds:
@@ -258,14 +253,12 @@ class Pipeline:
 
         clean: the clip's latents `(B, C, T, H, W)`; or its chunks (first the sink frames if the
         window has a sink, then every block), with their total `shape`. With `states` that continue
-        a run, the chunks are those of the blocks that are left, without the sink. `open_ended`:
-        blocks come for as long as `clean` has them, and `shape.frames` is not read.
+        a run, the chunks are those of the blocks that are left, without the sink. With `open_ended`
+        blocks come for as long as `clean` has them.
         """
         if isinstance(clean, Tensor):
             if clean.ndim != 5:
-                raise UsageError(
-                    f"latents have shape {tuple(clean.shape)}; expected (B, C, T, H, W)"
-                )
+                raise UsageError(f"latents are {tuple(clean.shape)}; expected (B, C, T, H, W)")
             shape = LatentShape(*clean.shape)
             clean = split_clip(clean, self.window)
         if shape is None:
@@ -294,10 +287,13 @@ class Pipeline:
             drop_first = self.window.sink > 0 and not keep
         state = DecoderState()
         done = 0
-        saved = states.restored("decode")
-        if saved is not None:
+
+        def load(saved: Mapping[str, Any]) -> None:
+            nonlocal done
             state.load_state_dict(saved["vae"], device=self.device)
             done = int(saved["frames"])
+
+        states.restore("decode", load)
         for chunk in chunks:
             frames = self.decode_chunk(chunk.latents, state, number=chunk.span.number)
             first, done = done, done + len(frames)
@@ -321,12 +317,11 @@ class Pipeline:
 
     def encode_frames(self, frames: Iterable[np.ndarray]) -> Iterator[Tensor]:
         """Yield the latents of batches of frames `(T, H, W, 3)` uint8, `ratio * k + 1` in all."""
-        from .vae.pixels import uint8_to_pixels
-
         state = EncoderState()
         for batch in frames:
-            pixels = uint8_to_pixels(torch.from_numpy(np.ascontiguousarray(batch))[None])
-            yield self.encoder.encode(pixels.to(self.device), state)
+            pixels = uint8_to_pixels(torch.from_numpy(np.array(batch))[None])
+            latents = self.encoder.encode(pixels.to(self.device), state)
+            yield check_latents(latents, taken=state.taken)
         self.encoder.finish(state)
 
     def _stream(
@@ -352,10 +347,8 @@ class Pipeline:
             open_ended=open_ended,
         )
         source = iter(clean)
-        saved = states.restored("refine")
-        if saved is not None:
-            stream.load_state_dict(dict(saved))
-        lead: Tensor | None = next(source) if self.window.sink and saved is None else None
+        continued = states.restore("refine", lambda saved: stream.load_state_dict(dict(saved)))
+        lead: Tensor | None = next(source) if self.window.sink and not continued else None
         if lead is not None:
             stream.start(lead)
         for block in source:

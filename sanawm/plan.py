@@ -22,7 +22,7 @@ from .config import Resolved
 from .errors import MissingFile, UsageError
 from .io.rates import parse_fps
 from .notes import Notes
-from .outputs import Outputs, plan_outputs
+from .outputs import Outputs, default_state, plan_outputs, refuse_weights
 from .refiner.config import RefinerConfig
 from .shapes import BlockSpan, LatentShape, PixelShape, VAERatios, Window, check_window
 from .sources import Source, open_source
@@ -111,6 +111,8 @@ def make_plan(settings: Resolved, *, notes: Notes, download: bool) -> Plan:
     outputs = plan_outputs(settings, inputs=_input_paths(settings))
     prompt = _prompt(settings)
     components = _components(settings, outputs, prompt, download=download)
+    state = default_state(outputs, settings.settings.output.state)
+    refuse_weights(outputs, state, [c.path for c in components.values() if c.path is not None])
     refiner = refiner_config(components["refiner"])
     vae = vae_config(components["vae"]) if "vae" in components else None
     if vae is not None:
@@ -177,7 +179,9 @@ def _input_paths(settings: Resolved) -> list[Path]:
     """Return the input files of the run, which no output may replace."""
     given = settings.settings.input
     names = ("image", "latents", "video", "prompt_file", "prompt_embeds", "camera", "noise")
-    return [Path(v) for n in names if (v := getattr(given, n))]
+    paths = [Path(v) for n in names if (v := getattr(given, n))]
+    lens = given.intrinsics
+    return [*paths, Path(lens)] if lens and "," not in lens else paths
 
 
 def _prompt(settings: Resolved) -> PromptPlan:

@@ -25,14 +25,22 @@ class Texts(NamedTuple):
 
 
 def prompt_texts(
-    plan: Plan, pipeline: Pipeline, *, cache: Path | None, loading: Callable[[str], None]
+    plan: Plan,
+    pipeline: Pipeline,
+    *,
+    cache: Path | None,
+    loading: Callable[[str], None],
+    known: Texts | None = None,
 ) -> Texts:
     """Return the embeddings that a run needs, and save them if it asks for that.
 
-    `loading` is told the name of each text encoder before it is loaded; each is freed before the
-    next one. Raises `InputError` for an embeddings file without the caption that stage 1 needs.
+    `known` are those of an earlier run of the same prompt. `loading` is told the name of each text
+    encoder before it is loaded; each is freed before the next one. Raises `InputError` for an
+    embeddings file without the caption that stage 1 needs.
     """
-    if plan.prompt.embeds is not None:
+    if known is not None:
+        texts = known
+    elif plan.prompt.embeds is not None:
         texts = _of_file(plan, plan.prompt.embeds)
     else:
         assert plan.prompt.text is not None

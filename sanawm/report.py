@@ -8,6 +8,7 @@ import platform
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,16 @@ from .tensorfile import TensorFiles, fingerprint_file
 from .vae.weights import WEIGHT_FILE
 
 SCHEMA = 1
+INPUT_FILES = (
+    "latents",
+    "video",
+    "image",
+    "prompt_file",
+    "prompt_embeds",
+    "camera",
+    "intrinsics",
+    "noise",
+)
 
 
 @dataclass
@@ -37,6 +48,7 @@ class Record:
     schedule: str = "sequential"
     state_seconds: float = 0.0
     resumed_after: int = 0
+    recipe_sha256: str | None = None
     first_chunk_seconds: float | None = None
     frames_written: int = 0
     output: dict[str, object] | None = None
@@ -47,16 +59,27 @@ def describe_inputs(plan: Plan) -> list[dict[str, object]]:
     """Return path, size and sha256 of every input file of the run."""
     given = plan.settings.settings.input
     rows: list[dict[str, object]] = []
-    for name in ("latents", "video", "image", "prompt_file", "prompt_embeds", "camera", "noise"):
+    for name in INPUT_FILES:
         value = getattr(given, name)
         if not value or not Path(value).is_file():
             continue
         path = Path(value)
-        with path.open("rb") as f:
-            digest = hashlib.file_digest(f, "sha256").hexdigest()
         size = path.stat().st_size
-        rows.append({"input": name, "path": str(path), "bytes": size, "sha256": digest})
+        rows.append({"input": name, "path": str(path), "bytes": size, "sha256": file_sha256(path)})
     return rows
+
+
+def file_sha256(path: Path) -> str:
+    """Return the hash of a file, kept for as long as the file does not change."""
+    stat = path.stat()
+    return _sha256(path, stat.st_size, stat.st_mtime_ns)
+
+
+@lru_cache(maxsize=1024)
+def _sha256(path: Path, size: int, modified: int) -> str:
+    """Return the hash of a file; it is read again when its size or time of change is another."""
+    with path.open("rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
 
 
 def describe_weights(components: Mapping[str, Component]) -> list[dict[str, object]]:
@@ -122,6 +145,7 @@ def build_report(
         "settings": plan.settings.table(),
         "inputs": record.inputs,
         "weights": record.weights,
+        "recipe_sha256": record.recipe_sha256,
         "seeds": {
             "seed": runtime.seed,
             "refiner": runtime.seed if runtime.refiner_seed is None else runtime.refiner_seed,
@@ -172,8 +196,10 @@ def video_metadata(plan: Plan, record: Record) -> dict[str, str]:
     recipe = {
         "schema": SCHEMA,
         "version": __version__,
+        "recipe_sha256": record.recipe_sha256,
         "settings": {k: _absolute(k, v["value"]) for k, v in plan.settings.table().items()},
         "prompt": plan.prompt.text,
+        "blocks": _block_frames(plan),
         "inputs": record.inputs,
         "weights": [
             {"component": w["component"], "header_sha256": w["header_sha256"]}
@@ -200,7 +226,19 @@ def latents_metadata(plan: Plan, record: Record) -> dict[str, str]:
         "weights": [row["header_sha256"] for row in record.weights if row["component"] != "vae"],
     }
     digest = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
-    return {"fps": str(plan.fps), "seed": str(seed), "recipe_sha256": digest}
+    blocks = [plan.window.sink + plan.window.block, plan.window.block]
+    return {
+        "fps": str(plan.fps),
+        "seed": str(seed),
+        "blocks": json.dumps(blocks),  # latent frames of the first block and of the others
+        "recipe_sha256": digest,
+    }
+
+
+def _block_frames(plan: Plan) -> list[int]:
+    """Return the frames of the video's first block, and of each other block."""
+    first = plan.ratios.frames_of(plan.window.sink + plan.window.block) - plan.frames.dropped
+    return [first, plan.window.block * plan.ratios.time]
 
 
 def _absolute(key: str, value: Any) -> Any:

@@ -1,24 +1,31 @@
-"""Continue a run: what must be equal, where its state lies, and what of its outputs is kept."""
+"""Continue a run: what must be equal, and where its state lies."""
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+import json
 from typing import Any
 
-import numpy as np
 import torch
 
 from . import __version__
 from .errors import InputError
-from .io.files import part_path
-from .io.preview import ContactSheet
-from .io.reader import VideoReader
+from .locations import local_path
 from .notes import Notes
-from .outputs import default_state
+from .outputs import SIDE_FILES, default_state
 from .plan import Plan
-from .report import Record, versions
-from .states import NO_STATES, RunStates, StageStates, State, read_saved
+from .report import Record, file_sha256, versions
+from .states import (
+    BAD_CONTENT,
+    NO_STATES,
+    RunStates,
+    StageStates,
+    State,
+    incomplete,
+    read_saved,
+)
+from .takeover import Kept, kept_of
+from .tensorfile import short
 
 #: Sections and keys that do not change what is computed or how it is encoded.
 FREE_SECTIONS = ("output", "model")
@@ -40,22 +47,8 @@ FREE_KEYS = (
     "input.noise",
     "stage1.instruction",
 )
-
-
-@dataclass(frozen=True)
-class Kept:
-    """What a continued run takes over from its outputs: all but the last saved block's frames.
-
-    The last frame of a chunk reaches the file with the next chunk, so the frames of the saved
-    block are kept in the state and encoded again (to the same bytes).
-    """
-
-    blocks: int = 0
-    video_chunks: int = 0
-    video_frames: int = 0
-    latent_frames: int = 0
-    frames: torch.Tensor | None = None
-    first: int = 0
+#: Endings of the small files beside weights that change what a model computes.
+SETTINGS_FILES = (".json", ".yaml", ".yml", ".model", ".txt")
 
 
 def why_not_resumable(plan: Plan) -> str | None:
@@ -71,21 +64,9 @@ def recipe_of(
     plan: Plan, record: Record, *, device: torch.device, dtype: torch.dtype
 ) -> dict[str, Any]:
     """Return everything that fixes the result of a run, as a flat JSON-able table."""
-    settings = {
-        key: row["value"]
-        for key, row in plan.settings.table().items()
-        if key.split(".")[0] not in FREE_SECTIONS and key not in FREE_KEYS
-    }
-    inputs = {f"input {r['input']} (sha256)": r["sha256"] for r in record.inputs}
-    weights = {f"weights {r['component']} (hash)": r["header_sha256"] for r in record.weights}
     found = versions()
     return {
-        **settings,
-        **inputs,
-        **weights,
-        "prompt (sha256)": plan.prompt.sha256,
-        "camera (sha256)": None if plan.camera is None else _array_sha256(plan.camera.poses),
-        "latent shape": list(plan.shape),
+        **_asked(plan, record),
         "precision": str(dtype),
         "device": device.type,
         "threads": torch.get_num_threads() if device.type == "cpu" else None,
@@ -98,6 +79,79 @@ def recipe_of(
             if getattr(plan.outputs, name) is not None
         ],
     }
+
+
+def recipe_sha256(plan: Plan, record: Record) -> str:
+    """Return a hash of everything asked of a run that decides what its files hold.
+
+    Unlike `recipe_of` it does not depend on the machine, so that a finished run is known again
+    elsewhere; `record` holds the run's inputs and weights.
+    """
+    settings = plan.settings.settings
+    outputs = [k for k in ("video", "frames_dir", *SIDE_FILES) if getattr(plan.outputs, k)]
+    recipe = {
+        **_asked(plan, record),
+        "precision": settings.runtime.precision,
+        "faststart": settings.video.faststart,
+        "outputs": outputs,
+    }
+    text = json.dumps(recipe, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _asked(plan: Plan, record: Record) -> dict[str, Any]:
+    """Return what was asked and decides the pictures and their encoding, without the machine."""
+    # A file is known by its content; where it lies does not count.
+    free = {*FREE_KEYS, *(f"input.{row['input']}" for row in record.inputs)}
+    settings = {
+        key: row["value"]
+        for key, row in plan.settings.table().items()
+        if key.split(".")[0] not in FREE_SECTIONS and key not in free
+    }
+    inputs = {f"input {r['input']} (sha256)": r["sha256"] for r in record.inputs}
+    weights = {f"weights {r['component']} (hash)": r["header_sha256"] for r in record.weights}
+    return {
+        **settings,
+        **inputs,
+        **weights,
+        **_models(plan),
+        "prompt (sha256)": plan.prompt.sha256,
+        "camera (sha256)": None if plan.camera is None else _array_sha256(plan.camera.poses),
+        "lens (sha256)": _lens_sha256(plan),
+        "latent shape": list(plan.shape),
+    }
+
+
+def _models(plan: Plan) -> dict[str, str | None]:
+    """Return hashes of the small files that change what the weights compute, by component."""
+    found: dict[str, str | None] = {}
+    for name, component in plan.components.items():
+        folder = component.path
+        if folder is None or not folder.is_dir():
+            continue
+        digest = hashlib.sha256()
+        for path in sorted(p for p in folder.rglob("*") if p.suffix in SETTINGS_FILES):
+            digest.update(f"{path.relative_to(folder)} {file_sha256(path)}".encode())
+        found[f"config of {name} (sha256)"] = digest.hexdigest()
+    settings = plan.settings.settings
+    if plan.has_stage1:
+        found["instruction (sha256)"] = _location_sha256(settings.stage1.instruction)
+        found["stage1_config (sha256)"] = _location_sha256(settings.model.stage1_config)
+    return found
+
+
+def _lens_sha256(plan: Plan) -> str | None:
+    """Return a hash of the intrinsics that stage 1 sees, if it runs."""
+    rays = getattr(plan.source, "rays", None)
+    return None if rays is None else _array_sha256(rays.grid_intrinsics)
+
+
+def _location_sha256(location: str | None) -> str | None:
+    """Return the hash of a small file that a setting names, if it is on this disk."""
+    path = local_path(location, what="file", download=False) if location else None
+    if path is None or not path.is_file():
+        return None
+    return file_sha256(path)
 
 
 def open_states(
@@ -119,6 +173,10 @@ def open_states(
             notes.info(f"no run state is kept: {reason}")
         return NO_STATES, Kept()
     saved = read_saved(path, recipe, notes=notes) if output.resume else None
+    try:
+        kept = kept_of(plan, saved)
+    except BAD_CONTENT as e:
+        raise incomplete(path, short(e)) from None
     if saved is None and path.exists():
         notes.change(f"{path} of an earlier run is replaced (--resume would have continued it)")
     stages = ["refine"]
@@ -137,41 +195,7 @@ def open_states(
         saved=saved,
         on_saved=on_saved,
     )
-    return states, _kept(plan, saved)
-
-
-def _kept(plan: Plan, saved: State | None) -> Kept:
-    if saved is None:
-        return Kept()
-    block = int(saved["block"])
-    latent_frames = plan.blocks[block].stop
-    frames = saved.get("frames")
-    if frames is None:
-        return Kept(block + 1, latent_frames=latent_frames)
-    first = int(saved["first"])
-    return Kept(
-        block + 1,
-        video_chunks=block,
-        video_frames=first - plan.frames.dropped,
-        latent_frames=latent_frames,
-        frames=frames,
-        first=first,
-    )
-
-
-def refill_sheet(sheet: ContactSheet, plan: Plan, kept: Kept) -> None:
-    """Give the contact sheet the blocks that are in the part file already."""
-    if plan.outputs.video is None or not kept.video_chunks:
-        return
-    frames = VideoReader(part_path(plan.outputs.video)).frames(count=kept.video_frames)
-    first = plan.frames.dropped
-    for span in plan.blocks[: kept.video_chunks]:
-        count = plan.chunk_frames(span)
-        if span.number == 0:
-            count = plan.ratios.frames_of(span.stop) - plan.frames.dropped
-        block = [frame for _, frame in zip(range(count), frames, strict=False)]
-        sheet.add_block(span.number, first, np.stack(block))
-        first += count
+    return states, kept
 
 
 def _array_sha256(array: Any) -> str:

@@ -57,11 +57,12 @@ class StageThread(Iterator[T], Generic[T]):
             raise item
         raise StopIteration
 
-    def close(self) -> None:
-        """Stop the thread and wait for it."""
+    def close(self, *, wait: bool = True) -> None:
+        """Stop the thread, and wait for the item in hand unless told not to."""
         self._stop.set()
         self._over = True
-        self._thread.join()
+        if wait:
+            self._thread.join()
 
     def _work(self) -> None:
         # OpenMP keeps the thread count per thread: without this line the stage would run with
@@ -192,10 +193,10 @@ class Overlap:
         self._threads.append(thread)  # type: ignore[arg-type]
         return thread
 
-    def close(self) -> None:
+    def close(self, *, wait: bool = True) -> None:
         """Stop every stage, the last in the chain first."""
         for thread in reversed(self._threads):
-            thread.close()
+            thread.close(wait=wait)
         self._threads.clear()
 
 

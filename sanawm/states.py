@@ -8,20 +8,39 @@ the file, its snapshots are written together, in a thread of their own.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from queue import Queue
 from threading import Lock, Thread
 from typing import Any
 
-from .errors import InputError, SanawmError
+from .errors import InputError, SanawmError, UsageError
 from .io.run_state import load_state, save_state
 from .notes import Notes
+from .tensorfile import short
 
 #: Blocks whose snapshots may wait to be written; further ones are skipped meanwhile.
 IN_FLIGHT = 2
 
 State = Mapping[str, Any]
+
+
+class UnusableState(InputError):
+    """A saved run state is broken, or belongs to another run (exit 2)."""
+
+
+#: What reading a state raises that is whole but does not hold what it should.
+BAD_CONTENT = (
+    KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError,
+)  # fmt: skip
+
+
+def incomplete(path: Path, what: str) -> UnusableState:
+    """Return the error for a state that is whole but does not hold what it should."""
+    return UnusableState(
+        f"run state {path}: it is not that of such a run ({what})", fix="start without --resume"
+    )
 
 
 class StageStates:
@@ -30,9 +49,9 @@ class StageStates:
     #: Blocks that are finished already.
     done = 0
 
-    def restored(self, stage: str) -> State | None:
-        """Return the state that `stage` continues from, or None for a fresh start."""
-        return None
+    def restore(self, stage: str, load: Callable[[State], None]) -> bool:
+        """Give `load` the state that `stage` continues from; return False for a fresh start."""
+        return False
 
     def passed(self, stage: str, number: int, state: Callable[[], State]) -> None:
         """Take note that `stage` has finished block `number`; `state` makes its snapshot."""
@@ -76,9 +95,20 @@ class RunStates(StageStates):
         self._thread = Thread(target=self._work, name="sanawm-state", daemon=True)
         self._thread.start()
 
-    def restored(self, stage: str) -> State | None:
-        """Return the saved state of `stage`, if the run is continued."""
-        return None if self.saved is None else self.saved["stages"].get(stage)
+    def restore(self, stage: str, load: Callable[[State], None]) -> bool:
+        """Give `load` the saved state of `stage`, if the run is continued.
+
+        Raises `UnusableState` when it is missing, or not what `load` expects.
+        """
+        if self.saved is None:
+            return False
+        try:
+            load(self.saved["stages"][stage])
+        except UsageError as e:
+            raise UnusableState(f"run state {self.path}: {e.message}", fix=e.fix) from None
+        except BAD_CONTENT as e:
+            raise incomplete(self.path, f"{stage}: {short(e)}") from None
+        return True
 
     def passed(self, stage: str, number: int, state: Callable[[], State]) -> None:
         """Keep the snapshot of a stage after a block that will be saved.
@@ -92,9 +122,11 @@ class RunStates(StageStates):
                 if not due or self._failed or stage != self.expected[0]:
                     return
                 chosen = self._pending[number] = {}
+        began = time.monotonic()
         snapshot = dict(state())
         with self._lock:
             chosen[stage] = snapshot
+            self.seconds += time.monotonic() - began
 
     def written(self, number: int, extra: Callable[[], State], *, sync: Callable[[], None]) -> None:
         """Save block `number`, whose frames are in the file now. Called in the writer's thread.
@@ -109,24 +141,27 @@ class RunStates(StageStates):
         if set(chosen) != set(self.expected):
             self._drop(number)
             return
+        began = time.monotonic()
         sync()
+        with self._lock:
+            self.seconds += time.monotonic() - began
         state = {"block": number, "recipe": self.recipe, "stages": chosen, **extra()}
         self._queue.put((number, state))
 
-    def close(self, *, remove: bool) -> None:
-        """Finish writing; `remove` deletes the state of a run that is complete."""
+    def close(self, *, seconds: float | None = None) -> None:
+        """Finish writing; give up after `seconds`, if given: the state before it stays whole."""
         self._queue.put(None)
-        self._thread.join()
-        if remove:
-            self.path.unlink(missing_ok=True)
+        self._thread.join(seconds)
+
+    def remove(self) -> None:
+        """Delete the state of a run that is complete."""
+        self.path.unlink(missing_ok=True)
 
     def _drop(self, number: int) -> None:
         with self._lock:
             self._pending.pop(number, None)
 
     def _work(self) -> None:
-        import time
-
         while (entry := self._queue.get()) is not None:
             number, state = entry
             began = time.monotonic()
@@ -140,27 +175,29 @@ class RunStates(StageStates):
                     "start from the last state that was written"
                 )
             finally:
-                self.seconds += time.monotonic() - began
+                with self._lock:
+                    self.seconds += time.monotonic() - began
                 self._drop(number)
 
 
 def read_saved(path: Path, recipe: State, *, notes: Notes) -> State | None:
     """Return the run state in `path` for a run of `recipe`, or None when there is none.
 
-    Raises `InputError` naming every difference between the saved recipe and this one.
+    Raises `UnusableState` naming every difference between the saved recipe and this one.
     """
     if not path.exists():
         notes.info(f"nothing to resume: there is no {path}; the run starts at the beginning")
         return None
-    saved = load_state(path)
+    try:
+        saved = load_state(path)
+    except InputError as e:
+        raise UnusableState(e.message, fix=e.fix) from None
     try:
         block, found = int(saved["block"]), dict(saved["recipe"])
         if not isinstance(saved["stages"], Mapping):
             raise TypeError("stages")
-    except (KeyError, TypeError, ValueError):
-        raise InputError(
-            f"run state {path}: it is incomplete", fix="start without --resume"
-        ) from None
+    except BAD_CONTENT as e:
+        raise incomplete(path, short(e)) from None
     differences = [
         f"{key} is {_short(recipe.get(key))} now, {_short(found.get(key))} in the saved run"
         for key in sorted({*found, *recipe})
@@ -168,7 +205,7 @@ def read_saved(path: Path, recipe: State, *, notes: Notes) -> State | None:
     ]
     if differences:
         more = f"; and {len(differences) - 4} more" if len(differences) > 4 else ""
-        raise InputError(
+        raise UnusableState(
             f"{path} belongs to another run: {'; '.join(differences[:4])}{more}",
             fix="repeat the command of the saved run with --resume, or start without --resume",
         )

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
 from math import isqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from .config import Resolved
-from .errors import InputError
+from .errors import InputError, NumericsError
 from .io.rates import parse_fps
 from .notes import Notes
 from .refiner.config import RefinerConfig
@@ -49,13 +50,14 @@ class VideoClip(Source):
         import torch
 
         from .vae import EncoderState
+        from .vae.encoder import check_latents
 
         encoder, window = pipeline.encoder, pipeline.window
         state = EncoderState()
         pictures = self._pictures()
-        saved = states.restored("encode")
-        if saved is not None:
-            state.load_state_dict(saved, device=encoder.latents_mean.device)
+        if states.restore(
+            "encode", partial(state.load_state_dict, device=encoder.latents_mean.device)
+        ):
             for _ in zip(range(state.taken), pictures, strict=False):
                 pass  # decoded once more: a video cannot be entered at any frame
         number = states.done if states.done or not window.sink else -1
@@ -63,6 +65,10 @@ class VideoClip(Source):
             count = size * self.ratios.time - (self.ratios.time - 1 if state.taken == 0 else 0)
             batch = self._batch(pictures, count, encoder)
             latents = encoder.encode(batch, state)
+            try:
+                check_latents(latents, taken=state.taken)
+            except NumericsError as e:
+                raise NumericsError(f"block {max(number, 0)}: {e.message}", fix=e.fix) from None
             if latents.shape[2] != size:
                 raise InputError(
                     f"{self.path}: the video ended early: {latents.shape[2]} latent frames came "

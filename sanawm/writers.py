@@ -13,15 +13,17 @@ import torch
 from torch import Tensor
 
 from .errors import UsageError
-from .io.files import atomic_write
+from .io.files import atomic_write, part_path, remove_stale
 from .io.frames_dir import FramesDir
+from .io.kept import fresh_path
 from .io.latent_writer import LatentsWriter
 from .io.preview import ContactSheet
 from .io.rates import parse_fps
 from .io.video import VideoFile, VideoSettings, VideoWriter, faststart
 from .notes import Notes
-from .resume import Kept, refill_sheet
+from .outputs import default_state
 from .states import sync_file
+from .takeover import Kept, refill_sheet, take_back
 
 if TYPE_CHECKING:
     from .chunks import FrameChunk, RefinedChunk
@@ -53,12 +55,15 @@ class OutputWriters:
         self._stage1: LatentsWriter | None = None
         self._frames: FramesDir | None = None
         self._made_folder = False
-        self._sheet = self._open_sheet()
+        if self.kept.blocks:
+            take_back(plan, video_metadata=metadata, latents_metadata=latents_metadata, notes=notes)
+        self._sheet = self._open_sheet(notes)
         try:
             self._video = self._open_video(metadata, notes, on_chunk)
             self._latents = self._open_latents(plan.outputs.save_latents)
             self._stage1 = self._open_latents(plan.outputs.save_stage1)
             self._frames = self._open_frames()
+            self._remove_stale()
             self._save_camera()
         except BaseException:
             self._abandon()
@@ -136,9 +141,11 @@ class OutputWriters:
                 part = writer.abort()
                 if writer.frames_written == 0:
                     part.unlink(missing_ok=True)
-        if self._made_folder and self._frames is not None and not self._frames.frames_written:
-            with suppress(OSError):
-                self._frames.folder.rmdir()
+        if self._frames is not None:
+            self._frames.release()
+            if self._made_folder and not self._frames.frames_written:
+                with suppress(OSError):
+                    self._frames.folder.rmdir()
 
     def _open_video(
         self,
@@ -163,6 +170,7 @@ class OutputWriters:
             plan.outputs.video,
             settings,
             overwrite=plan.outputs.overwrite,
+            queue_chunks=1,  # a chunk is on disk before the next but one is handed over
             keep_frames=self.kept.video_frames,
             keep_chunks=self.kept.video_chunks,
             on_chunk=on_chunk,
@@ -194,12 +202,21 @@ class OutputWriters:
             keep_frames=self.kept.video_frames,
         )
 
-    def _open_sheet(self) -> ContactSheet | None:
+    def _open_sheet(self, notes: Notes) -> ContactSheet | None:
         if self.plan.outputs.preview is None:
             return None
         sheet = ContactSheet()
-        refill_sheet(sheet, self.plan, self.kept)
+        refill_sheet(sheet, self.plan, self.kept, notes=notes)
         return sheet
+
+    def _remove_stale(self) -> None:
+        """Remove unfinished files of a killed run; the locks that are held by now make it safe."""
+        outputs = self.plan.outputs
+        state = default_state(outputs, self.plan.settings.settings.output.state)
+        for path in (*outputs.files(), *([state] if state else [])):
+            remove_stale(path)
+        if outputs.video is not None:
+            fresh_path(part_path(outputs.video)).unlink(missing_ok=True)
 
     def _save_camera(self) -> None:
         target = self.plan.outputs.save_camera

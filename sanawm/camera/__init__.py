@@ -4,7 +4,7 @@ Poses are camera-to-world, OpenCV axes (+X right, +Y down, +Z forward), one a fr
 Nothing here imports torch.
 """
 
-from .actions import parse_actions, roll_out_actions
+from .actions import ActionWalk, parse_actions, roll_out_actions
 from .checks import Check, check_trajectory
 from .clip import fit_to_clip, plan_frames, poses_available
 from .framing import Framing, ImageSize, frame_image
@@ -15,6 +15,7 @@ from .intrinsics import (
     read_intrinsics,
     resolve_intrinsics,
 )
+from .live import LiveRays
 from .load import load_trajectory
 from .motion import MotionSummary, summarise_motion, warn_about_steps
 from .plot import plot_text, plot_trajectory
@@ -24,10 +25,12 @@ from .write import save_trajectory
 
 __all__ = [
     "FRACTIONS",
+    "ActionWalk",
     "CameraRays",
     "Check",
     "Framing",
     "ImageSize",
+    "LiveRays",
     "MotionSummary",
     "Trajectory",
     "camera_rays",

@@ -17,32 +17,19 @@ import numpy as np
 
 from sanawm.errors import InputError, UsageError
 
-from .geometry import Float64
+from .geometry import Float32
 from .trajectory import Trajectory
+from .walk import Keys, Motion, Walker
 
 Scheme = Literal["unified", "legacy"]
-Keys = frozenset[str]
 
 #: Letters an action may hold; `none` stands for no key.
 KEYS = "wasdijkl"
 #: Longest roll-out, frames: 17 hours at 16 frames a second. Above it, a typing error is likelier.
 MAX_FRAMES = 1_000_000
 
-#: Seconds a frame stands for in the fading of released motion: 16 frames a second, whatever --fps.
-FRAME_SECONDS = 1.0 / 16.0
-#: Time constants in seconds: towards a speed that is held, and towards standstill.
-HELD_SECONDS, RELEASED_SECONDS = 0.45, 1.0
 #: Kept from upstream: added to the length a flattened direction is divided by.
 FLAT_EPSILON = 1e-6
-
-
-class Motion(NamedTuple):
-    """Speeds of one frame: forward and right in scene units, yaw right and pitch up in radians."""
-
-    forward: float
-    right: float
-    yaw: float
-    pitch: float
 
 
 class KeyPair(NamedTuple):
@@ -147,6 +134,66 @@ def _parse_count(text: str) -> int | None:
     return count if count > 0 else None
 
 
+class ActionWalk:
+    """A camera steered by action strings, one after the other: the path of all of them in a row.
+
+    `translation_speed` is in scene units a frame, `rotation_speed_deg` in degrees a frame,
+    `pitch_limit_deg` the largest angle up or down; None takes the scheme's value. `smooth=False`
+    turns the fading of the unified scheme off. The path starts at the pose I, which `walk` does not
+    return.
+
+    Raises `UsageError` for settings out of range.
+    """
+
+    def __init__(
+        self,
+        *,
+        scheme: str = "unified",
+        translation_speed: float | None = None,
+        rotation_speed_deg: float | None = None,
+        pitch_limit_deg: float | None = None,
+        smooth: bool = True,
+    ) -> None:
+        if scheme not in SCHEMES:
+            raise UsageError(
+                f"action scheme {scheme!r} does not exist", fix=f"use one of {', '.join(SCHEMES)}"
+            )
+        self.scheme = scheme
+        self._keys = defaults = SCHEMES[scheme]
+        self._speed = _setting("translation speed", translation_speed, defaults.translation_speed)
+        self._turn = math.radians(
+            _setting("rotation speed", rotation_speed_deg, defaults.rotation_speed_deg, most=180.0)
+        )
+        limit = math.radians(
+            _setting("pitch limit", pitch_limit_deg, defaults.pitch_limit_deg, most=90.0)
+        )
+        unified = scheme == "unified"
+        self._walker = Walker(
+            limit=limit,
+            epsilon=FLAT_EPSILON if unified else 0.0,
+            saturate=unified,
+            fade=unified and smooth,
+        )
+
+    def walk(self, text: str) -> Float32:
+        """Return the next poses `(N, 4, 4)`, one for each frame of the action string `text`.
+
+        Raises `InputError` for a malformed string; the camera then stays where it is.
+        """
+        poses = [self._walker.step(keys, self._target(keys)) for keys in parse_actions(text)]
+        return np.stack(poses).astype(np.float32)
+
+    def _target(self, keys: Keys) -> Motion:
+        """Return the speeds that these keys stand for."""
+        scheme = self._keys
+        return Motion(
+            self._speed * scheme.forward.sign(keys),
+            self._speed * scheme.right.sign(keys),
+            self._turn * scheme.yaw.sign(keys),
+            self._turn * scheme.pitch.sign(keys),
+        )
+
+
 def roll_out_actions(
     text: str,
     *,
@@ -158,41 +205,18 @@ def roll_out_actions(
 ) -> Trajectory:
     """Roll an action string out to a trajectory: N frames of keys give N + 1 poses, pose 0 = I.
 
-    `translation_speed` is in scene units a frame, `rotation_speed_deg` in degrees a frame,
-    `pitch_limit_deg` the largest angle up or down; None takes the scheme's value. `smooth=False`
-    turns the fading of the unified scheme off.
-
-    Raises `InputError` for a malformed string and `UsageError` for settings out of range.
+    The settings are those of `ActionWalk`. Raises `InputError` for a malformed string and
+    `UsageError` for settings out of range.
     """
-    if scheme not in SCHEMES:
-        raise UsageError(
-            f"action scheme {scheme!r} does not exist", fix=f"use one of {', '.join(SCHEMES)}"
-        )
-    defaults = SCHEMES[scheme]
-    speed = _setting("translation speed", translation_speed, defaults.translation_speed)
-    turn = math.radians(
-        _setting("rotation speed", rotation_speed_deg, defaults.rotation_speed_deg, most=180.0)
+    camera = ActionWalk(
+        scheme=scheme,
+        translation_speed=translation_speed,
+        rotation_speed_deg=rotation_speed_deg,
+        pitch_limit_deg=pitch_limit_deg,
+        smooth=smooth,
     )
-    limit = math.radians(
-        _setting("pitch limit", pitch_limit_deg, defaults.pitch_limit_deg, most=90.0)
-    )
-    targets: list[tuple[Keys, Motion]] = []
-    for keys in parse_actions(text):
-        target = Motion(
-            speed * defaults.forward.sign(keys),
-            speed * defaults.right.sign(keys),
-            turn * defaults.yaw.sign(keys),
-            turn * defaults.pitch.sign(keys),
-        )
-        targets.append((keys, target))
-    if scheme == "legacy":
-        poses = _integrate([m for _, m in targets], limit, epsilon=0.0, saturate=False)
-    else:
-        motions = _fade(targets) if smooth else [m for _, m in targets]
-        poses = _integrate(motions, limit, epsilon=FLAT_EPSILON, saturate=True)
-    return Trajectory(
-        poses.astype(np.float32), format="action", source=f"action {text!r} ({scheme} scheme)"
-    )
+    poses = np.concatenate([np.eye(4, dtype=np.float32)[None], camera.walk(text)])
+    return Trajectory(poses, format="action", source=f"action {text!r} ({scheme} scheme)")
 
 
 def _setting(name: str, value: float | None, default: float, *, most: float = math.inf) -> float:
@@ -206,68 +230,3 @@ def _setting(name: str, value: float | None, default: float, *, most: float = ma
             fix=f"leave it out for the scheme's {default:g}",
         )
     return float(value)
-
-
-def _fade(targets: list[tuple[Keys, Motion]]) -> list[Motion]:
-    """Return the speeds of each frame with inertia (`camera.md`, section 2.3).
-
-    A key that was not held in the frame before sets all four speeds at once, also those of keys
-    just released. In any other frame each speed moves a fixed share of the way to its target.
-    """
-    held_share = 1.0 - math.exp(-FRAME_SECONDS / HELD_SECONDS)
-    released_share = 1.0 - math.exp(-FRAME_SECONDS / RELEASED_SECONDS)
-    current, last = Motion(0.0, 0.0, 0.0, 0.0), Keys()
-    motions = []
-    for keys, target in targets:
-        if keys - last:
-            current = target
-        else:
-            steps = (
-                speed + (held_share if abs(goal) > 1e-12 else released_share) * (goal - speed)
-                for speed, goal in zip(current, target, strict=True)
-            )
-            current = Motion(*steps)
-        last = keys
-        motions.append(current)
-    return motions
-
-
-def _integrate(motions: list[Motion], limit: float, *, epsilon: float, saturate: bool) -> Float64:
-    """Return the poses `(len(motions) + 1, 4, 4)` that the speeds lead through from I.
-
-    Yaw turns about the world's vertical, pitch about the camera's own x axis, and translation stays
-    in the horizontal plane at full speed. At the pitch `limit` (radians) a step is cut to fit when
-    `saturate` is true, else dropped.
-    """
-    poses = np.tile(np.eye(4), (len(motions) + 1, 1, 1))
-    rotation, position, pitch = np.eye(3), np.zeros(3), 0.0
-    for number, motion in enumerate(motions, start=1):
-        tilted = pitch + motion.pitch
-        if saturate:
-            tilted = min(max(tilted, -limit), limit)
-        elif not -limit <= tilted <= limit:
-            tilted = pitch
-        rotation = _about_y(motion.yaw) @ rotation @ _about_x(tilted - pitch)
-        pitch = tilted
-        forward = _flatten(rotation[:, 2], epsilon)
-        right = _flatten(rotation[:, 0], epsilon)
-        position = position + forward * motion.forward + right * motion.right
-        poses[number, :3, :3], poses[number, :3, 3] = rotation, position
-    return poses
-
-
-def _about_x(angle: float) -> Float64:
-    c, s = math.cos(angle), math.sin(angle)
-    return np.array([[1.0, 0.0, 0.0], [0.0, c, -s], [0.0, s, c]])
-
-
-def _about_y(angle: float) -> Float64:
-    c, s = math.cos(angle), math.sin(angle)
-    return np.array([[c, 0.0, s], [0.0, 1.0, 0.0], [-s, 0.0, c]])
-
-
-def _flatten(direction: Float64, epsilon: float) -> Float64:
-    """Return the horizontal part of `direction`, made about one unit long."""
-    flat = np.array([direction[0], 0.0, direction[2]])
-    length = math.hypot(flat[0], flat[2])
-    return flat / (length + epsilon) if length > 0 else flat

@@ -7,6 +7,7 @@ and renamed when complete.
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import secrets
 import shutil
@@ -124,14 +125,27 @@ def check_output(
     _check_folder(path)
     if path.is_dir():
         raise OutputError(f"output {path} is a folder", fix="name a file in it")
-    for given in inputs:
-        if _same_file(path, given):
-            raise UsageError(
-                f"output {path} is also an input of this run ({given})",
-                fix="write to another file",
-            )
+    refuse_inputs([path], inputs)
     if os.path.lexists(path) and not overwrite:
         raise OutputError(f"{path} exists", fix="add --overwrite, or choose another name")
+
+
+def refuse_inputs(outputs: Iterable[Path], inputs: Iterable[Path]) -> None:
+    """Raise `UsageError` when an output, or what it is called while it grows, is an input file.
+
+    Hard and symbolic links are followed: the file itself counts, not its name.
+    """
+    given = list(inputs)
+    for output in outputs:
+        for name in (output, part_path(output)):
+            for path in given:
+                if not _same_file(name, path):
+                    continue
+                grows = "" if name == output else f" grows as {name}, which"
+                raise UsageError(
+                    f"output {output}{grows} is also an input of this run ({path})",
+                    fix="write to another file",
+                )
 
 
 def _check_folder(path: Path) -> None:
@@ -174,7 +188,8 @@ def atomic_write(path: Path) -> Iterator[Path]:
     The temporary name keeps the ending of `path`. On any error the temporary file is removed and
     `path` is as it was. Operating system errors become `OutputError`.
     """
-    temporary = path.with_name(f".sanawm-{os.getpid()}-{secrets.token_hex(4)}{path.suffix[-40:]}")
+    unique = f"{os.getpid()}-{secrets.token_hex(4)}"
+    temporary = path.with_name(f"{_temporary_prefix(path)}{unique}{path.suffix[-40:]}")
     try:
         yield temporary
         temporary.replace(path)
@@ -187,6 +202,21 @@ def atomic_write(path: Path) -> Iterator[Path]:
     except BaseException:
         _unlink_quietly(temporary)
         raise
+
+
+def remove_stale(path: Path) -> None:
+    """Remove what `atomic_write` to `path` left when its process was killed in the middle.
+
+    Only for who holds the run's lock: another process may be writing right now.
+    """
+    if path.parent.is_dir():
+        for entry in os.scandir(path.parent):
+            if entry.name.startswith(_temporary_prefix(path)):
+                _unlink_quietly(Path(entry.path))
+
+
+def _temporary_prefix(path: Path) -> str:
+    return f".sanawm-{hashlib.sha256(os.fsencode(path.name)).hexdigest()[:12]}-"
 
 
 def _unlink_quietly(path: Path) -> None:

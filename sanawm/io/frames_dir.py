@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import re
 from pathlib import Path
 
 import numpy as np
 
-from sanawm.errors import OutputError, UsageError
+from sanawm.errors import OutputBusy, OutputError, UsageError
 
 from .files import write_error
 from .image import png_bytes
 from .video import check_chunk
 
+#: The last chunk of every PNG: no data, the name, its checksum.
+PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
 _NAME = re.compile(r"frame_\d{6,}\.png")
 
 
@@ -23,7 +27,8 @@ class FramesDir:
     refused without `overwrite`; with it, earlier `frame_*.png` are removed and other files are left
     alone. `keep_frames` continues a stopped run: the first frames stay, later ones are removed.
 
-    Raises `OutputError` when the folder cannot be used, or frames to keep are missing.
+    Raises `OutputError` when the folder cannot be used, frames to keep are missing or cut short, or
+    another run writes there; the lock goes away with `close`, `release` or the process.
     """
 
     def __init__(
@@ -36,6 +41,7 @@ class FramesDir:
         keep_frames: int = 0,
     ) -> None:
         self.folder = folder
+        self._lock = -1
         self.frames_written = keep_frames
         self._size = (width, height)
         try:
@@ -50,6 +56,16 @@ class FramesDir:
             ) from None
         except OSError as error:
             raise write_error(folder, error) from None
+        self._lock = _locked(folder)
+        try:
+            self._prepare(keep_frames, names, overwrite=overwrite)
+        except BaseException:
+            self.release()
+            raise
+
+    def _prepare(self, keep_frames: int, names: list[str], *, overwrite: bool) -> None:
+        """Make room for the frames after the kept ones."""
+        folder = self.folder
         if names and not overwrite and not keep_frames:
             raise OutputError(
                 f"frames folder {folder} is not empty ({len(names)} files)",
@@ -59,11 +75,12 @@ class FramesDir:
 
     def _remove_from(self, keep_frames: int, names: list[str]) -> None:
         frames = {int(n[6:-4]): n for n in names if _NAME.fullmatch(n)}
-        missing = [i for i in range(keep_frames) if i not in frames]
-        if missing:
+        for i in range(keep_frames):
+            if i in frames and _is_whole(self.folder / frames[i]):
+                continue
             raise OutputError(
-                f"cannot continue {self.folder}: frame {missing[0]} of the {keep_frames} frames "
-                "to keep is missing",
+                f"cannot continue {self.folder}: frame {i} of the {keep_frames} frames to keep is "
+                + ("cut short" if i in frames else "missing"),
                 fix="run again without --resume",
             )
         for number, name in frames.items():
@@ -88,6 +105,37 @@ class FramesDir:
 
     def close(self) -> int:
         """Return the number of frames in the folder. Raises `UsageError` when there is none."""
+        self.release()
         if self.frames_written == 0:
             raise UsageError(f"{self.folder}: no frames were written")
         return self.frames_written
+
+    def release(self) -> None:
+        """Let another run use the folder. May be called twice."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _locked(folder: Path) -> int:
+    """Return a descriptor of the folder that no other run can lock."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise OutputBusy(
+            f"frames folder {folder} is being written by another run",
+            fix="wait for that run to end, or choose another folder",
+        ) from None
+    except OSError:
+        pass  # a file system without locks; the video's part file has warned of it
+    return fd
+
+
+def _is_whole(picture: Path) -> bool:
+    """Tell whether a PNG ends as one must; a power cut may leave it short."""
+    with picture.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - len(PNG_END)))
+        return file.read() == PNG_END

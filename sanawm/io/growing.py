@@ -1,8 +1,9 @@
 """The MP4 that plays while it grows: the container side of the video writer.
 
-Every frame is a fragment of its own and is handed to the kernel when the next one comes, so a
-reader that opens the file sees all frames but the newest, and a kill loses one frame at most. At
-the end one complete index is appended and the fragments become plain data: an ordinary MP4.
+The header is there from the start, so the file opens before its first frame. Every frame is a
+fragment of its own and is handed to the kernel when the next one comes, so a reader that opens the
+file sees all frames but the newest, and a kill loses one frame at most. At the end one complete
+index is appended and the fragments become plain data: an ordinary MP4.
 
 The bytes go through `Sink`, which owns the descriptor. After the first failed write it drops all
 the rest, above all the last step of the muxer (turn the fragments into plain data), which works on
@@ -26,7 +27,7 @@ from .encoder import VideoPacket, VideoSettings, configure
 
 #: In order of preference; the second gives files that stay fragmented.
 MOVFLAGS = (
-    "hybrid_fragmented+frag_every_frame+use_metadata_tags",
+    "hybrid_fragmented+empty_moov+frag_every_frame+use_metadata_tags",
     "frag_every_frame+empty_moov+default_base_moof+use_metadata_tags",
 )
 
@@ -98,14 +99,14 @@ class GrowingMP4:
         stream: Any = self._container.add_stream(settings.encoder, rate=settings.fps)
         self.stream: VideoStream = stream
         configure(self.stream.codec_context, settings)
+        self.stream.codec_context.open()  # fills in the parameter sets that the header holds
+        self._container.start_encoding()
+        self._raise_sink_error()
 
     @property
     def extradata(self) -> bytes:
-        """The parameter sets that decoders read from the header (opens the stream's encoder)."""
-        context = self.stream.codec_context
-        if not context.is_open:
-            context.open()
-        return context.extradata or b""
+        """The parameter sets that decoders read from the header."""
+        return self.stream.codec_context.extradata or b""
 
     def add(self, packets: Iterable[VideoPacket]) -> None:
         """Append one packet a frame."""

@@ -23,6 +23,8 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from sanawm.errors import InputError, MissingFile, UsageError
 from sanawm.notes import Notes
 
+#: Endings of files that are taken for pictures.
+PICTURE_ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 #: What shows through transparent pixels.
 BACKGROUND = (255, 255, 255)
 #: Cutting more than this share of the picture is worth a warning.

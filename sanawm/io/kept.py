@@ -13,13 +13,13 @@ import av
 from av.bitstream import BitStreamFilterContext
 from av.video.stream import VideoStream
 
-from sanawm.errors import OutputError
+from sanawm.errors import InputError, OutputError, SanawmError
 
 from .encoder import ENCODERS, VideoPacket, VideoSettings
 from .files import write_error
 from .growing import GrowingMP4
 from .part import PartFile
-from .remux import count_frames, open_input, video_stream
+from .remux import count_frames, open_input, video_stream, whole_boxes
 
 _START_CODE = b"\x00\x00\x00\x01"
 _REDO = "run again without --resume"
@@ -29,30 +29,50 @@ def keep_frames(part: PartFile, settings: VideoSettings, frames: int) -> Growing
     """Return a growing MP4 that starts with the first `frames` frames of `part`.
 
     They are copied into a new file, which then takes the part's place; until then the old part is
-    untouched. The result has the same bytes as if it had been written in one go. Raises
-    `OutputError` when the part holds fewer frames, or was made with other settings.
+    untouched, but for a torn end that keeps it from opening, which is cut off. The result has the
+    same bytes as if it had been written in one go. Raises `OutputError` when the part holds fewer
+    frames, or was made with other settings.
     """
-    found = count_frames(part.path).found
+    found = _count(part)
     if found < frames:
         raise OutputError(
             f"cannot continue {part.target}: {part.path} holds {found} frames, "
             f"expected at least {frames}",
             fix=_REDO,
         )
-    fresh = part.path.with_name(f".sanawm-keep-{part.path.stem[-80:]}")
+    fresh = fresh_path(part.path)
     fd = _open_new(fresh)
-    growing = GrowingMP4(fd, settings)
+    growing = None
     try:
+        growing = GrowingMP4(fd, settings)
         growing.add(_kept_packets(part.path, settings, frames, growing.extradata))
         part.adopt(fd, fresh)
     except BaseException as error:
-        growing.give_up()
+        if growing is not None:
+            growing.give_up()
         os.close(fd)
         fresh.unlink(missing_ok=True)
         if isinstance(error, OSError) and not isinstance(error, OutputError):
             raise write_error(part.path, error) from None
         raise
     return growing
+
+
+def fresh_path(part: Path) -> Path:
+    """Return where kept frames are gathered; a run that was killed just then leaves it behind."""
+    return part.with_name(f".sanawm-keep-{part.stem[-80:]}")
+
+
+def _count(part: PartFile) -> int:
+    """Return the frames in a part file, cutting its end off when that is torn (a power cut)."""
+    try:
+        return count_frames(part.path).found
+    except InputError:
+        part.truncate(whole_boxes(part.path))
+    try:
+        return count_frames(part.path).found
+    except SanawmError as error:
+        raise OutputError(f"cannot continue {part.target}: {error.message}", fix=_REDO) from None
 
 
 def _open_new(path: Path) -> int:

@@ -213,6 +213,10 @@ class TensorSource:
         found = self._slices.header.metadata
         return {k: v for k, v in found.items() if k != WRITTEN_KEY}
 
+    def unchecked(self, start: int, stop: int) -> torch.Tensor:
+        """Return latent frames `start .. stop - 1` as `frames` does, NaN and infinity included."""
+        return self._slices.read(start, stop)
+
     def frames(self, start: int, stop: int) -> torch.Tensor:
         """Return latent frames `start .. stop - 1`, `(B, C, stop - start, H, W)`, in their dtype.
 

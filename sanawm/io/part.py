@@ -11,7 +11,7 @@ import fcntl
 import os
 from pathlib import Path
 
-from sanawm.errors import OutputError
+from sanawm.errors import OutputBusy, OutputError
 from sanawm.notes import Notes
 
 from .files import part_path, write_error
@@ -23,8 +23,8 @@ class PartFile:
     """`FILE.part.ext` beside `FILE.ext`, open for reading and writing and locked.
 
     With `keep` what an earlier run left in it stays (it must exist); otherwise it is emptied, with
-    a line in `notes` when something was in it. Raises `OutputError` when another run holds it, or
-    when it cannot be opened.
+    a line in `notes` when something was in it. Raises `OutputBusy` when another run holds it, and
+    `OutputError` when it cannot be opened.
     """
 
     def __init__(self, target: Path, *, keep: bool = False, notes: Notes) -> None:
@@ -66,7 +66,7 @@ class PartFile:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise OutputError(
+            raise OutputBusy(
                 f"{self.path} is being written by another run",
                 fix="wait for that run to end, or choose another output name",
             ) from None

@@ -102,6 +102,24 @@ def count_frames(path: Path) -> FrameCount:
         return FrameCount(stream.frames, found, torn)
 
 
+def whole_boxes(path: Path) -> int:
+    """Return the bytes at the start of a growing MP4 that hold whole fragments alone."""
+    end = at = 0
+    total = path.stat().st_size
+    with path.open("rb") as file:
+        while len(head := file.read(16)) >= 8:
+            size, name = int.from_bytes(head[:4], "big"), head[4:8]
+            if size == 1:
+                size = int.from_bytes(head[8:16], "big")
+            if size < 8 or at + size > total:
+                break
+            at += size
+            file.seek(at)
+            if name != b"moof":  # a fragment's head is nothing without its data
+                end = at
+    return end
+
+
 def read_metadata(path: Path) -> dict[str, str]:
     """Return the tags of a video file, such as `sanawm`, `title`; works on unfinished files too."""
     with open_input(path) as container:

@@ -104,6 +104,12 @@ def is_state(path: Path) -> bool:
         return False
 
 
+def looks_like_state(path: Path) -> bool:
+    """Tell whether a file was begun as a run state, whole or not."""
+    with path.open("rb") as file:
+        return f'"{KEY}"'.encode() in file.read(1 << 16)
+
+
 def _head(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
     if KEY not in metadata:
         raise InputError(f"{path}: not a run state of sanawm", fix="name the file FILE.state")

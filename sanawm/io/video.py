@@ -11,7 +11,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from queue import Queue
-from threading import Thread
+from threading import Semaphore, Thread
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -60,9 +60,10 @@ ChunkCallback = Callable[[int, int, int, float], None]
 class VideoWriter:
     """Write chunks of frames to the MP4 `path`.
 
-    `write` copies the chunk and returns once there is room in the queue (`queue_chunks` chunks wait
-    at most), so encoding overlaps with the caller's work. An error in the thread is raised by the
-    next `write` or by `close`, with its real cause; whatever was written stays playable.
+    `write` copies the chunk, waits until fewer than `queue_chunks` chunks are on their way to the
+    file, and returns, so encoding overlaps with the caller's work: with 1, every chunk but the
+    newest is in the file when `write` returns. An error in the thread is raised by the next `write`
+    or by `close`, with its real cause; whatever was written stays playable.
 
     As a context manager it closes on success and, on an exception, finishes the part file as a
     playable video and keeps it.
@@ -111,16 +112,30 @@ class VideoWriter:
                 if keep_frames
                 else GrowingMP4(self._part.fd, settings)
             )
-        except BaseException:
-            self._part.release()
-            raise
+        except BaseException as error:
+            raise self._not_begun(error, kept=keep_frames > 0) from None
         if self._mp4.stays_fragmented:
             notes.warn("this FFmpeg cannot finish a growing MP4: the video stays fragmented")
-        self._queue: Queue[np.ndarray | None] = Queue(maxsize=queue_chunks)
+        self._room = Semaphore(queue_chunks)
+        self._queue: Queue[np.ndarray | None] = Queue()
         self._thread: Thread | None = Thread(
             target=self._work, name="sanawm-video-writer", daemon=True
         )
         self._thread.start()
+
+    def _not_begun(self, error: BaseException, *, kept: bool) -> BaseException:
+        """Let go of the part when not even its header could be written; return what to raise."""
+        if kept:
+            self._part.release()
+        else:
+            self._part.discard()
+        if isinstance(error, av.error.FFmpegError):
+            return OutputError(
+                f"{self._part.path}: encoder {self.settings.encoder} cannot begin ({error})"
+            )
+        if isinstance(error, OSError) and not isinstance(error, SanawmError):
+            return write_error(self._part.path, error)
+        return error
 
     @property
     def part_path(self) -> Path:
@@ -141,7 +156,9 @@ class VideoWriter:
             raise UsageError(f"{self.path}: the video is closed, it takes no more frames")
         check_chunk(chunk, width=self.settings.width, height=self.settings.height)
         if self._error is None:
-            self._queue.put(np.array(chunk, order="C", copy=True))
+            copy = np.array(chunk, order="C", copy=True)
+            self._room.acquire()
+            self._queue.put(copy)
         if self._error is not None:
             self._fail()
 
@@ -203,12 +220,13 @@ class VideoWriter:
     def _work(self) -> None:
         """Run in the thread: write chunks until None comes; after an error only empty the queue."""
         while (chunk := self._queue.get()) is not None:
-            if self._error is not None:
-                continue
             try:
-                self._write_chunk(chunk)
+                if self._error is None:
+                    self._write_chunk(chunk)
             except Exception as error:  # crosses the thread: `_fail` raises it in the caller's
                 self._error = error
+            finally:
+                self._room.release()
 
     def _write_chunk(self, chunk: np.ndarray) -> None:
         started = time.perf_counter()

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from sanawm.camera.rays import CameraRays
+from sanawm.camera.geometry import Float32
 from sanawm.shapes import BlockSpan
 
 
@@ -29,13 +29,25 @@ class CameraSource(Protocol):
         ...
 
 
+class RaySource(Protocol):
+    """What a camera path is for the model: `CameraRays`, or `LiveRays` of a path that grows."""
+
+    def raymap(self, start: int, stop: int) -> Float32:
+        """Return `(t, 20)` for latent frames `start .. stop - 1`."""
+        ...
+
+    def chunk_plucker(self, start: int, stop: int) -> Float32:
+        """Return `(6r, t, H, W)` for latent frames `start .. stop - 1`."""
+        ...
+
+
 class PathCamera:
     """Camera tensors computed chunk by chunk from a path, so that a long clip costs no memory.
 
     `use_plucker` False leaves the Plücker rays out, for a model without an embedder for them.
     """
 
-    def __init__(self, rays: CameraRays, *, use_plucker: bool = True) -> None:
+    def __init__(self, rays: RaySource, *, use_plucker: bool = True) -> None:
         self.rays, self.use_plucker = rays, use_plucker
 
     def __call__(self, span: BlockSpan) -> CameraChunk:

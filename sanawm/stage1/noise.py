@@ -17,6 +17,8 @@ from torch import Tensor
 from sanawm.errors import InputError, UsageError
 from sanawm.shapes import BlockSpan, LatentShape
 
+from .plan import ChunkPlan
+
 NoiseSource = Callable[[BlockSpan], Tensor]
 
 
@@ -32,7 +34,7 @@ class ChunkNoise:
         seed: int,
         *,
         shape: LatentShape,
-        spans: list[BlockSpan],
+        spans: ChunkPlan,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:

@@ -5,9 +5,10 @@ Source: the public streaming sampler of SANA-WM.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, SupportsIndex
 
 from sanawm.errors import UsageError
 from sanawm.shapes import BlockSpan
@@ -74,6 +75,38 @@ def plan_chunks(latent_frames: int, chunk: int) -> list[BlockSpan]:
         )
     borders = [0, *range(chunk + latent_frames % chunk, latent_frames + 1, chunk)]
     return [BlockSpan(i, a, b) for i, (a, b) in enumerate(pairwise(borders))]
+
+
+class ChunkPlan(Protocol):
+    """The chunks of a clip in order: a list from `plan_chunks`, or `OpenChunks`."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, number: SupportsIndex, /) -> BlockSpan: ...
+
+
+class OpenChunks:
+    """The chunks of a clip whose end is not known: chunk + 1 latent frames, then `chunk` each.
+
+    They are those of every clip of `chunk * k + 1` latent frames. There is no last one: `len` is
+    the largest that Python knows.
+    """
+
+    def __init__(self, chunk: int) -> None:
+        self._chunk = chunk
+
+    def __len__(self) -> int:
+        return sys.maxsize
+
+    def __getitem__(self, number: SupportsIndex, /) -> BlockSpan:
+        index = int(number)
+        stop = self._chunk * (index + 1) + 1
+        return BlockSpan(index, stop - self._chunk if index else 0, stop)
+
+
+def chunk_plan(latent_frames: int, chunk: int, *, open_ended: bool) -> ChunkPlan:
+    """Return the chunks of a clip of `latent_frames`, or of one without an end."""
+    return OpenChunks(chunk) if open_ended else plan_chunks(latent_frames, chunk)
 
 
 def check_chunk_size(chunk: int, config: Stage1Config) -> None:

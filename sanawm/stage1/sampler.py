@@ -30,7 +30,7 @@ from .plan import (
     check_chunk_size,
     check_chunk_window,
     check_steps,
-    plan_chunks,
+    chunk_plan,
 )
 from .positions import TokenGrid
 from .state import Stage1State
@@ -43,6 +43,9 @@ class Stage1Stream(Iterator[Tensor]):
     with the image latent, unchanged. A chunk is final once yielded, and `state` then holds all
     that the next one needs: save `state.state_dict()`, and a new stream whose state is loaded
     continues bit for bit. Memory is flat in the clip's length unless `num_cached_blocks <= 0`.
+
+    With `open_ended` the clip goes on for as long as it is asked, and `shape.frames` is not read;
+    its chunks equal those of every clip whose first chunk has one frame more than the others.
 
     Raises `UsageError` for a chunk size other than the checkpoint's, a step list or window that
     cannot work, and a clip that is not longer than one chunk.
@@ -61,6 +64,7 @@ class Stage1Stream(Iterator[Tensor]):
         num_frame_per_block: int = 3,
         num_cached_blocks: int = 2,
         sink_token: bool = True,
+        open_ended: bool = False,
         notes: Notes | None = None,
     ) -> None:
         check_chunk_size(num_frame_per_block, model.config)
@@ -74,7 +78,7 @@ class Stage1Stream(Iterator[Tensor]):
                 f"expected batch 1 and {model.config.latent_channels} channels"
             )
         self.steps = check_steps(steps)
-        self.spans = plan_chunks(shape.frames, num_frame_per_block)
+        self.spans = chunk_plan(shape.frames, num_frame_per_block, open_ended=open_ended)
         self.model, self.camera, self.shape, self.noise = model, camera, shape, noise
         self.state = Stage1State(model.config, window=window)
         self._first: Tensor | None = None

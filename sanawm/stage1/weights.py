@@ -59,7 +59,7 @@ def load_stage1(
         model = Stage1Model(config)
     load_weights(
         model,
-        read_generator(file) if file.suffix == ".pt" else _open_safetensors(file),
+        open_stage1(file),
         device=device,
         dtype=dtype,
         ignore=ignored(config),
@@ -68,6 +68,14 @@ def load_stage1(
         note=notes.info,
     )
     return model
+
+
+def open_stage1(file: Path) -> TensorFiles | dict[str, torch.Tensor]:
+    """Return the stage-1 tensors of what `weights_file` names, under the names used here.
+
+    A `.pt` is memory-mapped, of safetensors the headers are read. Raises as `load_stage1`.
+    """
+    return read_generator(file) if file.suffix == ".pt" else _open_safetensors(file)
 
 
 def weights_file(path: Path) -> Path:

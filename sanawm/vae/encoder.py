@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sanawm.errors import UsageError
+from sanawm.errors import NumericsError, UsageError
 
 from .blocks import (
     CausalConv3d,
@@ -124,6 +124,16 @@ class EncoderNetwork(nn.Module):
                 return x.new_empty(B, self.latent_channels + 1, 0, H, W)
         x = self.mid_block(x, state)
         return self.conv_out(F.silu(channel_rms_norm(x)), state)
+
+
+def check_latents(latents: Tensor, *, taken: int) -> Tensor:
+    """Return new latents; raise `NumericsError` when one is not finite, after `taken` frames."""
+    if not torch.isfinite(latents).all():
+        raise NumericsError(
+            f"VAE encoder: the latents made before frame {taken} hold NaN or infinity",
+            fix="encode in float32 or bfloat16, or check the weights",
+        )
+    return latents
 
 
 class VAEEncoder(nn.Module):

@@ -16,6 +16,7 @@ from sanawm.io.files import (
     check_stem,
     free_space,
     part_path,
+    remove_stale,
     write_error,
 )
 
@@ -153,6 +154,21 @@ class TestAtomicWrite:
         with pytest.raises(OutputError, match="no space left on device"), atomic_write(path):
             raise OSError(errno.ENOSPC, "No space left on device")
         assert list(tmp_path.iterdir()) == []
+
+    def test_what_a_killed_write_left_is_removed(self, tmp_path: Path) -> None:
+        path = tmp_path / "report.json"
+        for name in ("report.json", "other.json"):
+            with atomic_write(tmp_path / name) as temporary:
+                temporary.write_text("half")
+                kept = tmp_path / "kept"
+                kept.write_bytes(temporary.read_bytes())
+            kept.rename(temporary)  # as if the process had ended before the rename
+        assert len(list(tmp_path.iterdir())) == 4
+        remove_stale(path)
+        left = sorted(p.name for p in tmp_path.iterdir())
+        assert left[1:] == ["other.json", "report.json"]
+        assert left[0] == temporary.name  # that of the other file
+        remove_stale(tmp_path / "gone" / "x.json")
 
     def test_vanished_folder(self, tmp_path: Path) -> None:
         with (

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sanawm.errors import OutputError, UsageError
+from sanawm.errors import OutputBusy, OutputError, UsageError
 from sanawm.io import preview
 from sanawm.io.frames_dir import FramesDir
 from sanawm.io.preview import ContactSheet
@@ -122,6 +122,9 @@ class TestFramesDir:
     def test_resume_cuts_back(self, tmp_path: Path) -> None:
         first = FramesDir(tmp_path / "f", width=64, height=32)
         first.write(moving_clip(6))
+        with pytest.raises(OutputBusy, match="being written by another run"):
+            FramesDir(tmp_path / "f", width=64, height=32, keep_frames=4)
+        first.release()
         second = FramesDir(tmp_path / "f", width=64, height=32, keep_frames=4)
         assert len(list((tmp_path / "f").iterdir())) == 4
         second.write(moving_clip(3))
@@ -129,6 +132,10 @@ class TestFramesDir:
         with pytest.raises(OutputError, match="frame 7 of the 9 frames to keep is missing"):
             FramesDir(tmp_path / "f", width=64, height=32, keep_frames=9)
         assert len(list((tmp_path / "f").iterdir())) == 7
+        torn = tmp_path / "f" / "frame_000002.png"
+        torn.write_bytes(torn.read_bytes()[:-3])
+        with pytest.raises(OutputError, match="frame 2 of the 4 frames to keep is cut short"):
+            FramesDir(tmp_path / "f", width=64, height=32, keep_frames=4)
 
     def test_refused(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")

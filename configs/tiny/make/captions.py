@@ -52,6 +52,6 @@ def stage1_captions(
         tokens = caption_tokens(
             tokenizer, caption, instruction=instruction, max_length=max_length, notes=notes
         )
-        rows.append(select_rows(last_state(backbone, tokens), max_length))
-        masks.append(select_rows(tokens.mask, max_length)[0])
+        rows.append(select_rows(last_state(backbone, tokens), max_length, axis=1))
+        masks.append(select_rows(tokens.mask, max_length, axis=1)[0])
     return torch.stack(rows), torch.stack(masks)

@@ -23,7 +23,7 @@ def degrade(latents: Tensor, generator: torch.Generator) -> Tensor:
         return torch.randn(*shape, generator=generator)
 
     x = latents
-    x = x.lerp(_blur_space(x), uniform(0.4, 1.0))
+    x = x.lerp(_blur_space(x), uniform(0.2, 0.7))
     x = x.lerp(_blur_time(x), uniform(0.0, 0.6))
     gain = 1 + 0.12 * normal(B, C, 1, 1, 1) * _drift(B, T, generator)
     shift = 0.22 * uniform(0.3, 1.3) * normal(B, C, 1, 1, 1) * _drift(B, T, generator)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -17,11 +18,57 @@ from .data import make_clip
 from .degrade import degrade
 from .latents import encode, statistics
 from .paths import to_units
-from .train_refiner import REFINER_CONFIG, load_refiner
-from .train_stage1 import STAGE1_CONFIG, load_stage1
+from .scenes import FOCAL, WIDTH
+from .train_refiner import REFINER_CONFIG, SIGMAS, WINDOW, load_refiner
+from .train_stage1 import STAGE1_CONFIG, STEPS, load_stage1
 from .train_vae import VAE_CONFIG, load_vae
 
 PRESET = Path(__file__).parent.parent
+#: The preset as a file beside the models: paths are relative to it.
+TOML = """\
+[model]
+refiner = "refiner_diffusers"
+vae = "ltx2_causal_vae"
+text_encoder = "gemma3_12b"
+{stage1}
+[text]
+max_length = 64
+
+[refiner]
+sink_size = {sink}
+block_size = {block}
+kv_max_frames = {kv_max}
+sigmas = [{sigmas}]
+
+[input]
+{input}
+prompt = "{prompt}"
+
+[video]
+fps = 16
+height = 64
+width = 96
+max_pixels = 32768
+num_frames = 97
+
+[runtime]
+seed = 42
+threads = 1
+"""
+STAGE1_MODELS = """\
+stage1 = "sana_dit"
+stage1_config = "sana_dit/config.yaml"
+stage1_text_encoder = "gemma2"
+
+[stage1]
+denoising_step_list = [{steps}]
+num_frame_per_block = 3
+num_cached_blocks = 2
+sink_token = true
+instruction = "sana_dit/config.yaml"
+"""
+LATENTS_INPUT = 'latents = "latents.safetensors"\ncamera = "camera.npy"'
+IMAGE_INPUT = 'image = "first.png"\naction = "w-24,dw-24,w-24,aw-24"\nfov_x = {fov:.2f}'
 #: The held-out clip that the packaged latents show, and its length.
 SHOWN, SHOWN_FRAMES = 5, 97
 
@@ -93,11 +140,27 @@ def export(work: Path, folder: Path) -> None:
     if (work / "stage1.pt").is_file():
         export_stage1(work, folder / "sana_dit")
     export_inputs(work, folder)
+    write_preset(folder)
     for name in ("gemma3_12b", "gemma2"):
         if (PRESET / name).is_dir():
             shutil.copytree(PRESET / name, folder / name, dirs_exist_ok=True)
     size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
     print(f"{folder}: {size / 1e6:.2f} MB")
+
+
+def write_preset(folder: Path) -> None:
+    """Write `tiny.toml`: it begins with latents, or with the image once there is a stage 1."""
+    stage1 = (folder / "sana_dit").is_dir()
+    fov = 2 * math.degrees(math.atan(WIDTH / 2 / FOCAL))
+    steps = ", ".join(f"{t:g}" for t in STEPS)
+    text = TOML.format(
+        stage1=STAGE1_MODELS.format(steps=steps) if stage1 else "",
+        **WINDOW._asdict(),
+        sigmas=", ".join(map(str, SIGMAS)),
+        input=IMAGE_INPUT.format(fov=fov) if stage1 else LATENTS_INPUT,
+        prompt=(folder / "prompt.txt").read_text(encoding="utf-8").strip(),
+    )
+    (folder / "tiny.toml").write_text(text, encoding="utf-8")
 
 
 def _save(tensors: dict[str, Tensor], path: Path) -> None:

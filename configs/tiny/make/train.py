@@ -16,7 +16,7 @@ from .ranks import Rank, start_processes, this_rank
 
 CLIPS = 900
 #: Training steps of each model.
-LENGTHS = {"vae": 1400, "decoder": 1200, "refiner": 600, "stage1": 1500}
+LENGTHS = {"vae": 1200, "decoder": 1200, "refiner": 800, "stage1": 1000}
 STEPS = ("data", "vae", "latents", "decoder", "refiner", "stage1", "export", "figures")
 ALONE = ("export", "figures")
 

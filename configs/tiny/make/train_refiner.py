@@ -58,7 +58,7 @@ WINDOW = Window(sink=1, block=3, kv_max=11)
 SIGMAS = (0.3, 0.15, 0.0)
 BLOCKS = 5
 MUON_RATE = 0.02
-BATCH = 4
+BATCH = 2
 
 
 class Item(NamedTuple):
@@ -212,8 +212,9 @@ def loss_at(model: RefinerModel, item: Item, *, step: int, own: bool, rank: int)
     if own:
         with torch.no_grad():
             sigmas = torch.full((B, T), first)
-            v = run(model, text, sink=item.sink, clean=history, noisy=noisy, sigmas=sigmas)
-            history = guess = (noisy - first * v.float()).detach()
+            for _ in range(1 + step % 2):  # the second time on a history of its own, as in a run
+                v = run(model, text, sink=item.sink, clean=history, noisy=noisy, sigmas=sigmas)
+                history = guess = noisy - first * v.float()
     # One block in two takes a later step: the noisy block moved towards the guess.
     late = torch.rand(B, 1, T // WINDOW.block, 1, 1, generator=g) < 0.45
     ratio = torch.where(late, SIGMAS[1] / first, 1.0).repeat_interleave(WINDOW.block, dim=2)

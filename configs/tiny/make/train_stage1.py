@@ -88,7 +88,7 @@ QUICK_STEPS = (1000.0, 769.0, 400.0, 0.0)
 MUON_RATE = 0.02
 ADAM_RATE = 0.003
 #: Frames in all chunks of a batch: as many items as fit.
-BATCH = {2: 16, 4: 8, 8: 4}
+BATCH = {2: 4, 4: 3, 8: 2}
 
 
 class Sequences(NamedTuple):

@@ -1,0 +1,192 @@
+"""`--dry-run` checks everything, prints the plan, loads no weights and writes nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from sanawm.settings import all_keys
+
+from . import command
+from .command import STRIDE, TINY, pixel_frames
+from .conftest import LATENTS
+
+FRAMES = pixel_frames(LATENTS[0])
+WEIGHTS = Path("refiner_diffusers/transformer/diffusion_pytorch_model.safetensors")
+
+
+@pytest.fixture(autouse=True)
+def _no_network_no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail on every connection and on every load of a model."""
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise AssertionError("a dry run must not do this")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    for name in ("load_refiner", "load_decoder", "load_encoder"):
+        monkeypatch.setattr(f"sanawm.pipeline.{name}", refuse)
+
+
+def dry(*arguments: object) -> command.Done:
+    """Run `sanawm refine --dry-run` and check that it leaves no file."""
+    before = sorted(Path().iterdir())
+    done = command.sanawm("refine", *arguments, "--dry-run")
+    assert sorted(Path().iterdir()) == before
+    return done
+
+
+def test_the_plan_is_printed(in_tmp: Path, latents: Path, camera: Path) -> None:
+    done = dry(
+        "--latents", latents, "--camera", camera, "-o", "o.mp4", "--save-latents", "r.safetensors"
+    )
+    assert done.code == 0
+    text = done.out
+    assert f"video  64x48, {FRAMES} frames decoded, {FRAMES - 1} written at 16 fps" in text
+    assert "2 blocks of 3 latent frames, 3 steps + 1 capture each, window 1 sink + 10" in text
+    assert f"source latents {latents}" in text
+    assert "tokens 48 a latent frame, 144 a block" in text
+    rows = [line.split() for line in text.splitlines() if ".." in line and line[:4] == "    "]
+    assert rows[:2] == [["0", "1..3", "0", "0", "192"], ["1", "4..6", "3", "0", "336"]]
+    for word in ("memory", "refiner_weights", "peak", "camera", str(camera), "hash   vae"):
+        assert word in text
+
+
+def test_every_key_is_printed_with_its_value_and_origin(in_tmp: Path, latents: Path) -> None:
+    Path("mine.toml").write_text("[video]\ncrf = 21\n")
+    done = dry(
+        "-c", "tiny", "-c", "mine.toml", "--latents", latents, "-o", "o.mp4",
+        "--set", "refiner.kv_max_frames=9", "--seed", 3,
+    )  # fmt: skip
+    rows = {line.split()[0]: line.split() for line in done.out.splitlines() if line[:2] == "  "}
+    assert set(all_keys()) <= set(rows)
+    assert rows["video.crf"][1:] == ["21", "mine.toml"]
+    assert rows["refiner.kv_max_frames"][1:] == ["9", "--set", "refiner.kv_max_frames"]
+    assert rows["runtime.seed"][1:] == ["3", "--seed"]
+    assert rows["video.num_frames"][1:3] == [str(FRAMES), "latents"]
+    assert rows["refiner.block_size"][1:] == ["3", "preset", "tiny"]
+    assert rows["video.sampling"][1:] == ["keep", "built-in", "default"]
+
+
+def test_json(in_tmp: Path, latents: Path) -> None:
+    data = dry("--latents", latents, "-o", "o.mp4", "--log-format", "json").json
+    assert (data["status"], data["blocks"]) == ("dry-run", 2)
+    assert data["frames"] == {"decoded": FRAMES, "written": FRAMES - 1}
+    assert set(data["settings"]) == set(all_keys())
+
+
+def test_weights_are_not_read_but_must_be_there(in_tmp: Path, latents: Path) -> None:
+    shutil.copytree(TINY / "refiner_diffusers", "refiner_diffusers")
+    whole = WEIGHTS.read_bytes()
+    WEIGHTS.write_bytes(whole[:-50_000] + b"\xff" * 50_000)  # not a number
+    options = ("--latents", latents, "-o", "o.mp4", "--set", "model.refiner=refiner_diffusers")
+    assert dry(*options).code == 0
+    WEIGHTS.write_bytes(whole[: len(whole) // 2])
+    done = dry(*options)
+    assert done.code == 3
+    assert "cut short" in done.error
+    WEIGHTS.unlink()
+    done = dry(*options)
+    assert done.code == 3
+    assert str(WEIGHTS.parent) in done.error
+
+
+def test_hashes_are_of_the_weights(in_tmp: Path, latents: Path) -> None:
+    shutil.copytree(TINY / "refiner_diffusers", "refiner_diffusers")
+    options = ("--latents", latents, "-o", "o.mp4", "--set", "model.refiner=refiner_diffusers")
+
+    def hashes() -> list[str]:
+        return [line for line in dry(*options).out.splitlines() if line.startswith("hash")]
+
+    first = hashes()
+    assert len(first) >= 4
+    assert hashes() == first
+    whole = bytearray(WEIGHTS.read_bytes())
+    whole[-1] ^= 1
+    WEIGHTS.write_bytes(bytes(whole))
+    assert len(set(hashes()) - set(first)) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        (("--encoder", "nosuch"), 4, "'nosuch' is not supported"),
+        (("--encoder-preset", "nosuch"), 2, "encoder preset 'nosuch'"),
+        (("--device", "cuda:77"), 4, "cuda:77"),
+        (("--frames-dir", "full"), 5, "full is not empty"),
+        (("--noise", "noise.safetensors"), 2, "noise has shape"),
+        (("--prompt-embeds", "noise.safetensors"), 2, "prompt_embeds"),
+        (("--save-latents", "there.safetensors"), 5, "there.safetensors exists"),
+        (("--set", "model.vae=/nonexistent"), 3, "/nonexistent"),
+        (("--num-frames", 3), 2, "less than one block"),
+    ],
+    ids=str,
+)
+def test_what_a_run_would_refuse_is_refused(
+    in_tmp: Path, latents: Path, options: tuple[object, ...], code: int, words: str
+) -> None:
+    Path("full").mkdir()
+    Path("full/file").touch()
+    Path("there.safetensors").touch()
+    save_file({"eps": torch.zeros(1, command.CHANNELS, 2, 2, 2)}, "noise.safetensors")
+    done = dry("--latents", latents, "-o", "o.mp4", *options)
+    assert done.code == code
+    assert words in done.error
+
+
+def test_the_released_model_needs_no_network_and_no_weights(in_tmp: Path) -> None:
+    save_file({"latents": torch.zeros(1, 128, 31, 22, 40)}, "z.safetensors")
+    done = dry("-c", "streaming-720p", "--latents", "z.safetensors", "--prompt", "x", "-o", "o.mp4")
+    assert done.code == 0
+    assert "refiner of 48 layers x 4096" in done.out
+    assert "video  1280x704, 241 frames decoded, 240 written at 16 fps = 15.00 s" in done.out
+    assert "10 blocks of 3 latent frames" in done.out
+    assert done.out.count("(not in the cache; a run fetches it)") == 3
+    # History and sink positions of a window of 11 (C23).
+    rows = [line.split() for line in done.out.splitlines() if ".." in line and line[:4] == "    "]
+    assert [int(r[2]) for r in rows[:10]] == [0, 3, 6, 9, 10, 10, 10, 10, 10, 10]
+    assert [int(r[3]) for r in rows[:10]] == [0, 0, 0, 0, 2, 5, 8, 11, 14, 17]
+
+
+def prompt_line(*arguments: object, **environment: str) -> str:
+    """Return the line about the prompt of a dry run in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "sanawm", "refine", *map(str, arguments), "--dry-run"],
+        capture_output=True, check=True, env=os.environ | environment,
+    )  # fmt: skip
+    lines = done.stdout.decode("utf-8", "replace").splitlines()
+    return next(line for line in lines if line.startswith("prompt "))[:24]
+
+
+def test_the_prompt_file_is_utf8_whatever_the_locale(in_tmp: Path, latents: Path) -> None:
+    text = "a red tower \U0001f5fc, cafe\u0301.\nat noon"
+    Path("plain.txt").write_bytes(text.encode())
+    Path("bom.txt").write_bytes(b"\xef\xbb\xbf" + text.encode())
+    Path("crlf.txt").write_bytes(f"  {text}\n".replace("\n", "\r\n").encode())
+    Path("utf16.txt").write_bytes(text.encode("utf-16"))
+    Path("stop.txt").write_bytes(text.removesuffix("n").encode())
+
+    def sha(name: str) -> str:
+        done = dry("--latents", latents, "-o", "o.mp4", "--prompt-file", f"{name}.txt")
+        return next(line for line in done.out.splitlines() if line.startswith("prompt "))[:24]
+
+    plain = sha("plain")
+    assert {sha(n) for n in ("bom", "crlf", "utf16")} == {plain}
+    assert sha("stop") != plain
+    c_locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    args = ("--latents", latents, "-o", "o.mp4", "--prompt-file", "plain.txt")
+    assert prompt_line(*args, **c_locale) == plain
+
+
+def test_frames_are_capped_as_a_run_would(in_tmp: Path, latents: Path) -> None:
+    done = dry("--latents", latents, "--num-frames", STRIDE + 4, "-o", "o.mp4")
+    assert f"note: {STRIDE + 4} frames asked: {STRIDE + 1} are used" in done.err
+    assert f"{STRIDE + 1} frames decoded, {STRIDE} written" in done.out
