@@ -15,12 +15,17 @@ from .console import Console
 if TYPE_CHECKING:
     from sanawm.comparison import BlockRow, Comparison
 
+THRESHOLDS = ("psnr_min", "ssim_min", "atol")
+
 
 def run(values: dict[str, Any], console: Console) -> None:
     """Compare, print the report, and raise `SanawmError` (exit 1) outside a threshold."""
     from sanawm.comparison import compare_paths
     from sanawm.io.files import atomic_write, check_output
 
+    for name in THRESHOLDS:
+        if values.get(name) is not None and math.isnan(values[name]):
+            raise UsageError(f"--{name.replace('_', '-')} nan: expected a number")
     a, b = Path(values["a"]), Path(values["b"])
     overwrite = bool(values.get("overwrite"))
     plot, beside = (_path(values.get(name)) for name in ("plot", "side_by_side"))
@@ -63,7 +68,7 @@ def _path(name: str | None) -> Path | None:
 
 def _outside(found: Comparison, values: dict[str, Any]) -> list[str]:
     """Return a text for every threshold that is not met."""
-    psnr_min, ssim_min, atol = (values.get(k) for k in ("psnr_min", "ssim_min", "atol"))
+    psnr_min, ssim_min, atol = (values.get(name) for name in THRESHOLDS)
     if psnr_min is ssim_min is atol is None:
         return []
     failed = []

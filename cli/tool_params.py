@@ -36,7 +36,7 @@ INSPECT = (
         annotation=Annotated[
             list[str],
             typer.Argument(
-                metavar="FILE...",
+                metavar="FILE",
                 show_default=False,
                 help="Latents, prompt embeddings, noise, checkpoint folder or file, run state, "
                 "camera path, video, picture, config or report.",
@@ -74,12 +74,16 @@ COMPARE = (
     _option("--psnr-min", float, "Exit 1 when the PSNR of the clip is below this, dB.", "DB"),
     _option("--ssim-min", float, "Exit 1 when the mean SSIM is below this (1: equal).", "X"),
     _option(
-        "--atol", float, "Exit 1 when any value differs by more than this (levels of 255).", "X", 0
+        "--atol",
+        float,
+        "Exit 1 when any value differs by more than this: levels of 255, or latent units.",
+        "X",
+        0,
     ),
     _option(
         "--block-frames",
         int,
-        "Frames a block, where the files do not tell. (Latents: latent frames, 3.)",
+        "Frames a block, where the files do not tell (of latents: latent frames).",
         "N",
         1,
     ),

@@ -65,11 +65,22 @@ def estimate_memory(plan: Plan, *, device: torch.device, dtype: torch.dtype) -> 
         parts["text_encoder"] = stored * size // 2  # stored in bfloat16
     vae = plan.components.get("vae")
     if vae is not None and plan.outputs.video is not None and plan.vae is not None:
-        weights, state, work = _decoder_values(plan)
-        parts |= {"decoder_weights": weights * size, "decoder_state": state * size}
-        parts["decoder_work"] = work * size
+        parts |= _stage_bytes("decoder", *_decoder_values(plan), size=size)
+    if "encoder" in plan.source.needs:
+        parts |= _stage_bytes("encoder", *_encoder_values(plan), size=size)
+    if plan.has_stage1:
+        parts["stage1_weights"] = _stage1_parameters(plan) * size
     base = 0 if device.type == "cuda" else resident_bytes()
     return MemoryEstimate(parts, base)
+
+
+def _stage_bytes(name: str, weights: int, state: int, work: int, *, size: int) -> dict[str, int]:
+    """Return the parts of a VAE half from its numbers of values."""
+    return {
+        f"{name}_weights": weights * size,
+        f"{name}_state": state * size,
+        f"{name}_work": work * size,
+    }
 
 
 def _refiner_parameters(plan: Plan) -> int:
@@ -111,3 +122,29 @@ def _decoder_values(plan: Plan) -> tuple[int, int, int]:
     pixels = plan.window.block * plan.ratios.time * plan.pixels.height * plan.pixels.width
     widest = plan.vae.decoder_block_out_channels[0] * pixels // plan.vae.patch_size**2
     return weights, state.nbytes // chunk.element_size(), 4 * widest
+
+
+def _encoder_values(plan: Plan) -> tuple[int, int, int]:
+    """Return values in the encoder's weights, its carried state, and its widest activations."""
+    from .vae import EncoderState, VAEEncoder
+
+    assert plan.vae is not None
+    frames = plan.window.block * plan.ratios.time
+    with torch.device("meta"):
+        encoder = VAEEncoder(plan.vae)
+        chunk = torch.empty(1, 3, frames + 1, plan.pixels.height, plan.pixels.width)
+    state = EncoderState()
+    encoder.encode(chunk, state)
+    weights = sum(p.numel() for p in encoder.parameters())
+    pixels = frames * plan.pixels.height * plan.pixels.width
+    widest = plan.vae.block_out_channels[0] * pixels // plan.vae.patch_size**2
+    return weights, state.nbytes // chunk.element_size(), 4 * widest
+
+
+def _stage1_parameters(plan: Plan) -> int:
+    from .components import stage1_config
+    from .stage1.model import Stage1Model
+
+    config = stage1_config(plan.settings, download=False, notes=Notes())
+    with torch.device("meta"):
+        return sum(p.numel() for p in Stage1Model(config).parameters())

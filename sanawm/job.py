@@ -39,7 +39,7 @@ from .report import (
     write_report,
 )
 from .resume import open_states, recipe_of, recipe_sha256
-from .schedule import Join, Offloaded, Overlap, Residency, Stage, in_turn, overlaps
+from .schedule import Offloaded, Residency, Stage, join_stages
 from .space import check_space
 from .states import NO_STATES, RunStates, StageStates
 from .stopping import Interrupted, how_to_go_on, interrupted
@@ -106,14 +106,14 @@ class RefineJob:
         plan, record = self.plan, self.record
         record.inputs = describe_inputs(plan)
         record.weights = describe_weights(plan.components)
-        estimate = estimate_memory(plan, device=self.pipeline.device, dtype=self.pipeline.dtype)
-        check_space(plan, estimate, self.pipeline.dtype, notes=self.notes)
         record.recipe_sha256 = recipe_sha256(plan, record)
         recipe = recipe_of(plan, record, device=self.pipeline.device, dtype=self.pipeline.dtype)
         self.states, kept = open_states(plan, recipe, notes=self.notes, on_saved=self._state_saved)
         if isinstance(self.states, RunStates):
             # Leaves last: chunks that the writers finish may still complete a state.
             stack.push(self._close_states)
+        estimate = estimate_memory(plan, device=self.pipeline.device, dtype=self.pipeline.dtype)
+        check_space(plan, estimate, self.pipeline.dtype, notes=self.notes)
         writers = OutputWriters(
             plan,
             metadata=video_metadata(plan, record),
@@ -177,7 +177,10 @@ class RefineJob:
     def _blocks(self, texts: Texts, writers: OutputWriters, stack: ExitStack) -> None:
         """Take every block through the stages, in a row or overlapped."""
         plan, pipe = self.plan, self.pipeline
-        join = self._join(stack)
+        runtime = plan.settings.settings.runtime
+        join, self.record.schedule = join_stages(
+            runtime.schedule, runtime.offload, pipe.device, stack=stack, notes=self.notes
+        )
         source = self._stage(plan.source.stage, plan.source.needs)
         states, done = self.states, self.states.done
         chunks = plan.source.chunks(pipe, texts.caption, states)
@@ -216,23 +219,6 @@ class RefineJob:
             writers.frames(pixels)
             self._say_block(chunk)  # by now the block before it is in the file
             self._check_stop(pixels.span.number + 1)
-
-    def _join(self, stack: ExitStack) -> Join[Any]:
-        """Return how stages are chained: in a row, or each on a thread."""
-        runtime = self.plan.settings.settings.runtime
-        overlap = overlaps(runtime.schedule, self.pipeline.device)
-        if overlap and runtime.offload == "all":
-            self.notes.change(
-                "offload all keeps one model on the device at a time: the stages run in a row"
-            )
-            overlap = False
-        self.record.schedule = "overlap" if overlap else "sequential"
-        if not overlap:
-            return in_turn
-        threads = Overlap()
-        # Whoever interrupts twice does not want to wait for the blocks in hand.
-        stack.push(lambda kind, *_: threads.close(wait=kind is not KeyboardInterrupt))
-        return threads
 
     def _stage(self, name: str, models: tuple[str, ...]) -> Stage:
         pipe = self.pipeline

@@ -134,18 +134,10 @@ def make_plan(settings: Resolved, *, notes: Notes, download: bool) -> Plan:
     shape = source.shape
     _check_length(source, window, notes)
     pixels = PixelShape(ratios.frames_of(shape.frames), shape.height * space, shape.width * space)
-    if shape.batch != 1 and outputs.video is not None:
-        raise UsageError(
-            f"the latents hold a batch of {shape.batch}; a video is made of one clip",
-            fix="split the file, or use --no-video with --save-latents",
-        )
     _check_recipe(settings, notes)
     _check_noise(settings, shape, window)
     camera = _fit_camera(settings, trajectory, pixels.frames, fps, notes)
-    if outputs.save_camera is not None and camera is None:
-        raise UsageError("--save-camera: this run has no camera path", fix="add --camera FILE")
-    if outputs.video is not None:
-        _check_encoding(settings, pixels)
+    _check_wanted(settings, outputs, shape, pixels, camera)
     return Plan(
         settings=settings,
         source=source,
@@ -164,6 +156,26 @@ def make_plan(settings: Resolved, *, notes: Notes, download: bool) -> Plan:
         frames=FrameCounts(source.asked, pixels.frames, _dropped(settings, window)),
         outputs=outputs,
     )
+
+
+def _check_wanted(
+    settings: Resolved,
+    outputs: Outputs,
+    shape: LatentShape,
+    pixels: PixelShape,
+    camera: Trajectory | None,
+) -> None:
+    """Check that the outputs asked for can be made of this clip."""
+    if outputs.save_camera is not None and camera is None:
+        raise UsageError("--save-camera: this run has no camera path", fix="add --camera FILE")
+    if outputs.video is None:
+        return
+    if shape.batch != 1:
+        raise UsageError(
+            f"the latents hold a batch of {shape.batch}; a video is made of one clip",
+            fix="split the file, or use --no-video with --save-latents",
+        )
+    _check_encoding(settings, pixels)
 
 
 def _window(settings: Resolved, notes: Notes) -> Window:

@@ -7,13 +7,15 @@ intra-op threads, and no stage shares state with another.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from queue import Empty, Full, Queue
 from threading import Event, Thread
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
 from .measure import Timeline, resident_bytes
+from .notes import Notes
 
 T = TypeVar("T")
 
@@ -206,3 +208,19 @@ def overlaps(schedule: str, device: torch.device) -> bool:
     `auto` overlaps on an accelerator; on a CPU the stages would only share the same cores.
     """
     return schedule == "overlap" or (schedule == "auto" and device.type == "cuda")
+
+
+def join_stages(
+    schedule: str, offload: str, device: torch.device, *, stack: ExitStack, notes: Notes
+) -> tuple[Join[Any], str]:
+    """Return how stages are chained (in a row, or each on a thread of `stack`), and its name."""
+    overlap = overlaps(schedule, device)
+    if overlap and offload == "all":
+        notes.change("offload all keeps one model on the device at a time: the stages run in a row")
+        overlap = False
+    if not overlap:
+        return in_turn, "sequential"
+    threads = Overlap()
+    # Whoever interrupts twice does not want to wait for the blocks in hand.
+    stack.push(lambda kind, *_: threads.close(wait=kind is not KeyboardInterrupt))
+    return threads, "overlap"

@@ -112,9 +112,11 @@ def _connectors(folder: Path, look: Look) -> Finding:
 
 def _vae(folder: Path, look: Look, notes: Notes) -> Finding:
     from sanawm.vae import VAEConfig, VAEDecoder, VAEEncoder
+    from sanawm.vae.weights import WEIGHT_FILE
 
     config = VAEConfig.from_json(folder / "config.json", notes=notes)
-    files = TensorFiles(folder)
+    usual = folder / WEIGHT_FILE
+    files = TensorFiles(usual if usual.is_file() else folder)
     halves = ((VAEEncoder, "decoder.*"), (VAEDecoder, "encoder.*"))
     for half, other in halves:
         model = _on_meta(lambda half=half: half(config))  # type: ignore[misc]

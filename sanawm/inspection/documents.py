@@ -89,26 +89,36 @@ def _read_json(path: Path) -> Any:
 
 def _report(path: Path, report: dict[str, Any]) -> Finding:
     """Describe the report of a run."""
-    frames, output = report.get("frames") or {}, report.get("output") or {}
+    frames, output, error = (_table(report, key) for key in ("frames", "output", "error"))
     lines = []
     if output:
         lines.append(f"output   {output.get('path')}, {frames.get('written')} frames written")
-    if report.get("error"):
-        lines.append(f"error    {(report['error'] or {}).get('message')}")
-    blocks = report.get("blocks") or []
+    if error:
+        lines += [f"error    {line}" for line in str(error.get("message")).splitlines()]
+    blocks = _rows(report, "blocks")
     pace = report.get("steady_seconds_per_block")
     each = f", {pace:.3g} s each" if isinstance(pace, (int, float)) else ""
     lines.append(f"blocks   {len(blocks)}{each}; {report.get('total_seconds')} s in all")
     if isinstance(report.get("peak_memory_bytes"), int):
         lines.append(f"memory   {report['peak_memory_bytes'] / 1e9:.2f} GB at most")
-    lines += [f"changed  {text}" for text in report.get("changes") or []]
-    lines += [f"warned   {text}" for text in report.get("warnings") or []]
-    rows = (report.get("settings") or {}).items()
+    lines += [f"changed  {text}" for text in _rows(report, "changes")]
+    lines += [f"warned   {text}" for text in _rows(report, "warnings")]
+    rows = _table(report, "settings").items()
     told = changed_settings({k: row.get("value") for k, row in rows if isinstance(row, dict)})
     keys = ("schema", "status", "tool", "versions", "frames", "total_seconds", "error", "output")
     data = {key: report.get(key) for key in keys} | {"settings": told}
     title = f"report of a run ({report.get('status')}, {report.get('tool')})"
     return Finding(path, "report", title, lines + setting_lines(told), data)
+
+
+def _table(report: dict[str, Any], key: str) -> dict[str, Any]:
+    value = report.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def _rows(report: dict[str, Any], key: str) -> list[Any]:
+    value = report.get(key)
+    return value if isinstance(value, list) else []
 
 
 def look_at_yaml(path: Path, notes: Notes) -> Finding:

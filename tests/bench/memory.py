@@ -21,7 +21,10 @@ from typing import NamedTuple
 import numpy as np
 from safetensors.numpy import save_file
 
+from tests.io.clips import encode_plain
+
 CHANNELS, HEIGHT, WIDTH = 16, 16, 24
+TIME, SPACE = 4, 8
 FRAMES = (31, 61)
 LIMIT = 1.05
 #: Settings of glibc's allocator: blocks of 128 KiB and more go back to the system when freed.
@@ -32,17 +35,19 @@ class Kind(NamedTuple):
     """One kind of run: its name, what it adds to the command, and whether the result counts."""
 
     name: str
-    options: tuple[str, ...]
+    options: tuple[str, ...] = ()
     judged: bool = True
+    source: str = "latents"
 
 
 KINDS = (
-    Kind("video", ()),
+    Kind("video"),
+    Kind("video of a video", source="video"),
     Kind("video, overlapped", ("--schedule", "overlap")),
     Kind("latents only", ("--no-video", "--save-latents", "refined.safetensors")),
     Kind("all outputs", ("--save-latents", "refined.safetensors", "--frames-dir", "frames",
                          "--preview", "sheet.png")),
-    Kind("video, default", (), judged=False),
+    Kind("video, default", judged=False),
 )  # fmt: skip
 
 
@@ -51,6 +56,12 @@ def write_latents(path: Path, frames: int) -> Path:
     clip = np.random.default_rng(0).standard_normal((frames, CHANNELS, HEIGHT, WIDTH))
     save_file({"latents": clip.astype(np.float32).transpose(1, 0, 2, 3)[None].copy()}, path)
     return path
+
+
+def write_clip(path: Path, frames: int) -> Path:
+    """Write a video of noise that encodes to `frames` latent frames."""
+    shape = (TIME * (frames - 1) + 1, HEIGHT * SPACE, WIDTH * SPACE, 3)
+    return encode_plain(path, np.random.default_rng(0).integers(0, 256, shape, np.uint8))
 
 
 def peak_bytes(arguments: list[str], *, folder: Path, environment: dict[str, str]) -> int:
@@ -75,10 +86,13 @@ def measure(kind: Kind, frames: int, *, folder: Path) -> int:
     """Return the peak of a run of `kind` over `frames` latent frames."""
     place = folder / f"{kind.name}-{frames}"
     place.mkdir()
-    latents = write_latents(folder / f"latents-{frames}.safetensors", frames)
+    if kind.source == "video":
+        source = write_clip(folder / f"clip-{frames}.mp4", frames)
+    else:
+        source = write_latents(folder / f"latents-{frames}.safetensors", frames)
     video = () if "--no-video" in kind.options else ("-o", "out.mp4")
     options = ("--threads", "1", "--set", "input.action=", *video, *kind.options)
-    arguments = ["refine", "-c", "tiny", "--latents", str(latents), *options]
+    arguments = ["refine", "-c", "tiny", f"--{kind.source}", str(source), *options]
     return peak_bytes(arguments, folder=place, environment=HELD if kind.judged else {})
 
 

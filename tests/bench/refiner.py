@@ -1,7 +1,7 @@
 """Refiner speed against diffusers' chunk runner: `python -m tests.bench.refiner [--dtype ...]`.
 
-One process, one thread, the same weights, latents, text and noise; runs alternate and the minimum of
-each is compared. CPU seconds of the process are used, because wall time is not stable on a shared
+One process, one thread, the same weights, latents, text and noise; runs alternate, the minimum of
+each is compared. CPU seconds of the process are used: wall time is not stable on a shared
 machine. Results are checked equal before anything is timed. The limit is the time of the necessary
 matrix products and attention calls alone, on the same shapes, in the same process.
 """

@@ -56,6 +56,7 @@ def test_size_crop_frames_and_rate_are_said(clip: Path) -> None:
         assert (stream.width, stream.height, stream.average_rate) == (96, 64, 25)
     assert len(video_frames(Path("o.mp4"))) == 36
     assert {"encode", "refine", "decode", "write"} <= {s["stage"] for s in report["timeline"]}
+    assert report["memory"]["predicted"]["encoder_weights"] > 0
 
 
 def test_a_video_that_fits_changes_nothing(in_tmp: Path) -> None:

@@ -225,6 +225,7 @@ def test_what_cannot_be_compared_is_refused(original: Path, tmp_path: Path) -> N
         assert text in done.error
     assert sanawm("compare", original, original, "--overwrite").code == 2
     assert sanawm("compare", original, original, "--block-frames", 0).code == 2
+    assert sanawm("compare", original, original, "--psnr-min", "nan").code == 2
     assert sanawm("compare", z, z, "--side-by-side", tmp_path / "s.mp4").code == 2
     assert not (tmp_path / "s.mp4").exists()
 

@@ -275,6 +275,21 @@ def test_broken_files_exit_as_refine_would(tmp_path: Path, monkeypatch: pytest.M
     assert not (tmp_path / "PWNED_MARKER").exists()
 
 
+def test_no_file_of_the_cases_is_a_bug() -> None:
+    """Whatever a file holds, it is described or refused in words."""
+    for path in sorted(p for p in CASES.rglob("*") if p.is_file()):
+        done = sanawm("inspect", path)
+        assert done.code in (0, 2, 3), (path, done.err)
+
+
+@pytest.mark.parametrize("value", [None, 3, "x", [1], {"a": 1}], ids=str)
+def test_an_odd_report_is_no_bug(value: object, tmp_path: Path) -> None:
+    keys = ("frames", "output", "error", "blocks", "changes", "settings", "total_seconds")
+    text = json.dumps({"tool": "sanawm 9", **dict.fromkeys(keys, value)})
+    (tmp_path / "r.json").write_text(text, encoding="utf-8")
+    assert look(tmp_path / "r.json")["kind"] == "report"
+
+
 AS_INPUT = {
     "latents.safetensors": "--latents",
     "prompt.txt": "--prompt-file",

@@ -1,0 +1,316 @@
+"""Outputs: full disks, folders that go away, two runs at once, files that are someone else's."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from .cli.command import ROOT, sanawm
+from .forked import started
+from .tiny_runs import decode, events, report_of
+
+TINY = ROOT / "configs" / "tiny"
+#: Eight blocks of 32x48 from latents that this module makes once.
+SOURCE = "z.safetensors"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with input files of every kind, prompt embeddings, and a finished run."""
+    folder = tmp_path_factory.mktemp("made")
+    clip = folder / "clip.mp4"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("SANAWM_CACHE", str(folder / "cache"))
+        done = sanawm(
+            "refine", "--height", 32, "--width", 48, "-o", clip, "--save-stage1", SOURCE,
+            "--save-prompt-embeds", "embeds.safetensors", "--save-noise", "noise.safetensors",
+            "--save-camera", "camera.npy",
+        )  # fmt: skip
+        assert done.code == 0, done.err
+        assert sanawm(*from_latents("whole.mp4")).code == 0
+    shutil.copy(TINY / "first.png", folder / "first.png")
+    np.savetxt(folder / "lens.txt", [[50, 50, 48, 32]])
+    return folder
+
+
+def from_latents(name: str, *more: object) -> tuple[object, ...]:
+    """Return the cheapest run there is: latents and prompt embeddings to video."""
+    embeds = ("--prompt-embeds", "embeds.safetensors")
+    return ("refine", "--latents", SOURCE, *embeds, "-o", name, *more)
+
+
+@pytest.fixture
+def here(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of that folder, which is the current one."""
+    folder = tmp_path / "here"
+    shutil.copytree(made, folder, ignore=shutil.ignore_patterns("cache"))
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("SANAWM_CACHE", str(tmp_path / "cache"))
+    return folder
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return every file below a folder."""
+    return {str(p): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def begins_like(part: Path, whole: Path) -> int:
+    """Return the frames in a part file, which must be the first ones of `whole`."""
+    found, wanted = decode(part), decode(whole)
+    count = len(found.frames)
+    assert found.frames == wanted.frames[:count]
+    assert found.times == wanted.times[:count]
+    return count
+
+
+# Full disks
+
+
+def test_a_limit_of_the_file_size(here: Path) -> None:
+    before = contents(here)
+    with started(*from_latents("out.mp4"), folder=here, file_limit=20_000) as run:
+        ended = run.end()
+    assert ended.code == 5, ended.err
+    assert "error: out.part.mp4: file size limit reached after " in ended.err
+    assert "frames are kept and playable" in ended.err
+    assert "fix: raise the limit (ulimit -f)" in ended.err
+    assert ended.err.count("warning: the run state cannot be kept (out.state: file size limit") == 1
+    assert begins_like(here / "out.part.mp4", here / "whole.mp4") >= 12
+    left = contents(here)
+    assert set(left) - set(before) <= {str(here / n) for n in ("out.part.mp4", "out.json")}
+    assert {name: left[name] for name in before} == before
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own with 512 kB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(folder)],
+        capture_output=True, check=False,
+    )  # fmt: skip
+    if mounted.returncode:
+        pytest.skip("mounting a file system needs root: run the suite as root in a container")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_disk(here: Path, small_disk: Path) -> None:
+    (small_disk / "mine").write_bytes(b"m" * 400_000)
+    out = small_disk / "out.mp4"
+    with started(*from_latents(str(out), "--crf", 0), folder=here) as run:
+        ended = run.end()
+    assert ended.code == 5, ended.err
+    assert f"warning: {small_disk}: about " in ended.err
+    assert " will be written there, " in ended.err
+    assert f"error: {small_disk}/out.part.mp4: no space left on device after " in ended.err
+    assert "frames are kept and playable" in ended.err
+    assert "fix: free some space, or write to another disk" in ended.err
+    assert 1 <= len(decode(small_disk / "out.part.mp4").frames) < 96
+    assert not out.exists()
+    assert (small_disk / "mine").read_bytes() == b"m" * 400_000
+    assert {p.name for p in small_disk.iterdir()} <= {"mine", "out.part.mp4", "out.json"}
+
+
+def test_a_disk_without_room_for_the_latents(here: Path, small_disk: Path) -> None:
+    """Their size is known, so nothing is computed first."""
+    (small_disk / "mine").write_bytes(b"m" * 500_000)
+    out = small_disk / "out.safetensors"
+    done = sanawm(*from_latents("out.mp4", "--save-latents", out))
+    assert done.code == 5
+    assert "out.part.safetensors: no space left on device" in done.err
+    assert "bytes are needed for all latents" in done.err
+    assert "block 1/8" not in done.err
+    assert [p.name for p in small_disk.iterdir()] == ["mine"]
+    assert not list(here.glob("out*"))
+
+
+def test_a_read_only_disk(here: Path, small_disk: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    for flags in (("--report", small_disk / "r.json"), ("--state", small_disk / "s.state")):
+        done = sanawm(*from_latents("out.mp4", *flags))
+        assert done.code == 5
+        assert f"no permission to write in {small_disk}" in done.err
+    done = sanawm(*from_latents(str(small_disk / "out.mp4")))
+    assert done.code == 5
+    assert "fix: choose a folder that you may write to" in done.err
+    assert not list(here.glob("out*"))
+
+
+def test_a_warning_when_little_is_free(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sanawm.space.free_space", lambda path: 5000)
+    done = sanawm(*from_latents("out.mp4", "--frames-dir", "f", "--dry-run"))
+    assert done.code == 0
+    assert f"warning: {here}: about " in done.err
+    assert "will be written there, 5 kB are free" in done.err
+    monkeypatch.setattr("sanawm.space.free_space", lambda path: 10**12)
+    assert "will be written" not in sanawm(*from_latents("out.mp4", "--dry-run")).err
+
+
+def test_the_estimate_covers_what_is_written(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frames, latents and state; the video's size depends on its pictures."""
+    from sanawm import space
+
+    sizes: dict[str, int] = {}
+    real = space._files
+
+    def recorded(*args: object) -> Iterator[tuple[Path, int]]:
+        for path, size in real(*args):  # type: ignore[arg-type]
+            sizes[str(path)] = size
+            yield path, size
+
+    monkeypatch.setattr(space, "_files", recorded)
+    log = ("--log-file", "log.jsonl")
+    sides = ("--frames-dir", "f", "--save-latents", "r.safetensors")
+    assert sanawm(*from_latents("out.mp4", *sides, *log)).code == 0
+    assert sum(p.stat().st_size for p in Path("f").iterdir()) < sizes["f"]
+    assert sizes["r.safetensors"] == pytest.approx(Path("r.safetensors").stat().st_size, rel=0.05)
+    states = [e["bytes"] for e in events(Path("log.jsonl"), "state_saved")]
+    assert max(states) < sizes["out.state"] < 3 * max(states)
+
+
+def test_a_folder_that_vanishes(here: Path) -> None:
+    folder = here / "gone"
+    folder.mkdir()
+    before = contents(here)
+    with started(*from_latents("gone/out.mp4"), folder=here) as run:
+        run.wait_for("\nblock ", 2)
+        shutil.rmtree(folder)
+        ended = run.end()
+    assert ended.code == 5, ended.err
+    assert "error: gone/out.mp4: the finished file cannot be read back" in ended.err
+    assert "warning: the run state cannot be kept (gone/out.state: the folder is gone" in ended.err
+    assert contents(here) == before
+
+
+def test_a_closed_stdout(here: Path) -> None:
+    with started(*from_latents("out.mp4"), folder=here, close_stdout=True) as run:
+        ended = run.end()
+    assert (ended.code, ended.out) == (0, "")
+    assert "done: 96 frames" in ended.err
+    assert decode(here / "out.mp4") == decode(here / "whole.mp4")
+
+
+@pytest.mark.parametrize("encoder", ["nosuch", "libvpx-vp9"])
+def test_an_encoder_that_is_not_there(here: Path, encoder: str) -> None:
+    before = contents(here)
+    done = sanawm(*from_latents("out.mp4", "--encoder", encoder))
+    assert done.code == 4
+    assert f"encoder '{encoder}'" in done.err
+    assert "libx264" in done.err
+    assert contents(here) == before
+
+
+# Two runs at once
+
+
+def test_two_runs_on_one_output(here: Path) -> None:
+    sides = ("--frames-dir", "f", "--save-latents", "r.safetensors")
+    with started(*from_latents("out.mp4", *sides), folder=here) as first:
+        first.wait_for("\nblock ", 1)
+        first.send(signal.SIGSTOP)  # it holds its files for as long as this test needs
+        for more in ((), ("--overwrite",), ("--resume",), ("--overwrite", "--resume")):
+            second = sanawm(*from_latents("out.mp4", *sides, *more))
+            assert second.code == 5, second.err
+            assert "block 1/8" not in second.err
+        for flags in (("--frames-dir", "f"), ("--save-latents", "r.safetensors")):
+            third = sanawm(*from_latents("third.mp4", *flags, "--overwrite"))
+            assert third.code == 5, third.err
+            assert "is being written by another run" in third.err
+        first.send(signal.SIGCONT)
+        ended = first.end()
+    assert ended.code == 0, ended.err
+    assert decode(here / "out.mp4") == decode(here / "whole.mp4")
+    assert len(list((here / "f").iterdir())) == 96
+    assert report_of(here / "out.mp4")["status"] == "done"
+    assert not list(here.glob("*.part.*"))
+    assert not list(here.glob("third*"))
+
+
+# Files of others
+
+
+OUTPUTS = {
+    "-o": "kept.mp4",
+    "--save-latents": "kept.safetensors",
+    "--save-prompt-embeds": "kept.safetensors",
+    "--save-noise": "kept.safetensors",
+    "--save-camera": "kept.npy",
+    "--preview": "kept.png",
+    "--report": "kept.json",
+    "--frames-dir": "kept",
+    "--state": "kept.state",
+    "--log-file": "kept.jsonl",
+}
+
+
+@pytest.mark.parametrize("flag", OUTPUTS)
+def test_nothing_that_exists_is_overwritten(here: Path, flag: str) -> None:
+    target = here / OUTPUTS[flag]
+    if flag == "--frames-dir":
+        target.mkdir()
+        (target / "frame_000000.png").write_bytes(b"mine")
+    else:
+        target.write_bytes(b"mine")
+    before = contents(here)
+    camera = ("--camera", "camera.npy") if flag == "--save-camera" else ()
+    done = sanawm(*from_latents("out.mp4", flag, OUTPUTS[flag], *camera))
+    assert done.code == 5, done.err
+    assert OUTPUTS[flag] in done.err
+    assert contents(here) == before
+
+
+@pytest.mark.parametrize(
+    ("flags", "harmed"),
+    [
+        (("--latents", SOURCE, "--save-latents", SOURCE), SOURCE),
+        (("--latents", SOURCE, "--save-latents", "./link.safetensors"), SOURCE),
+        (("--latents", "z.part.safetensors", "--save-latents", SOURCE), "z.part.safetensors"),
+        (("--latents", SOURCE, "--state", SOURCE), SOURCE),
+        (("--video", "clip.mp4", "-o", "clip.mp4"), "clip.mp4"),
+        (("--video", "clip.part.mp4", "-o", "clip.mp4"), "clip.part.mp4"),
+        (("--image", "first.png", "--preview", "first.png"), "first.png"),
+        (("--image", "f/frame_000001.png", "--frames-dir", "f"), "f/frame_000001.png"),
+        (("--camera", "camera.npy", "--save-camera", "camera.npy"), "camera.npy"),
+        (("--camera", "out.json"), "out.json"),
+        (("--camera", "colmap", "--report", "colmap/transforms.json"), "colmap/transforms.json"),
+        (("--noise", "noise.safetensors", "--save-noise", "noise.safetensors"), "noise"),
+        (("--prompt-file", "p.txt", "--state", "p.txt"), "p.txt"),
+        (("--save-latents", "model/model.safetensors"), "model.safetensors"),
+        (("--report", "model/config.json"), "config.json"),
+        (("--image", "first.png", "--intrinsics", "lens.txt", "--state", "lens.txt"), "lens.txt"),
+    ],
+    ids=lambda v: " ".join(v) if isinstance(v, tuple) else "",
+)
+def test_no_input_is_written_to(here: Path, flags: tuple[str, ...], harmed: str) -> None:
+    """Not even with --overwrite, through a link, or under the name that an output grows by."""
+    shutil.copy(SOURCE, "z.part.safetensors")
+    shutil.copy("clip.mp4", "clip.part.mp4")
+    Path("link.safetensors").symlink_to(SOURCE)
+    Path("f").mkdir()
+    shutil.copy("first.png", "f/frame_000001.png")
+    Path("p.txt").write_text("a red tower")
+    Path("colmap").mkdir()
+    shutil.copy(ROOT / "tests/cases/C08_nerfstudio_transforms/transforms.json", "colmap")
+    shutil.copy("colmap/transforms.json", "out.json")
+    shutil.copytree(TINY / "refiner_diffusers", "model_of_mine")
+    shutil.copytree(TINY / "gemma2", "model")
+    for shard in sorted(Path("model").glob("*.safetensors")):
+        shard.rename("model/model.safetensors")
+    before = contents(here)
+    done = sanawm(
+        "refine", "-o", "out.mp4", "--overwrite",
+        "--set", "model.stage1_text_encoder=model", *flags,
+    )  # fmt: skip
+    assert done.code == 2, done.err
+    assert "an input of this run" in done.err
+    assert harmed in done.err
+    assert contents(here) == before
