@@ -285,11 +285,13 @@ def _check_recipe(settings: Resolved, notes: Notes) -> None:
 
 
 def _check_noise(settings: Resolved, shape: LatentShape, window: Window) -> None:
-    """Check the header of the refiner's noise file."""
+    """Check the refiner's noise file."""
     if settings.settings.input.noise:
         from .io.latents import NoiseSource
 
-        NoiseSource.open(Path(settings.settings.input.noise), shape=shape, first=window.sink)
+        path = Path(settings.settings.input.noise)
+        noise = NoiseSource.open(path, shape=shape, first=window.sink)
+        noise.check(noise.shape.frames)
 
 
 def _check_encoding(settings: Resolved, pixels: PixelShape) -> None:

@@ -224,6 +224,7 @@ def _latents(
                 f"--{side} {want}: the latents of {path} decode to {size}",
                 fix=f"leave --{side} out: a latents file fixes the size",
             )
+    file.check(shape.frames)
     fixes = {
         "video.num_frames": ratios.frames_of(shape.frames),
         "video.height": shape.height * ratios.space,

@@ -33,6 +33,8 @@ NOISE_KEY = "eps"
 WRITTEN_KEY = "frames_written"
 AXES = "(batch, channels, latent frames, height, width)"
 
+#: Latent frames that `check` reads at a time.
+_FEW = 8
 _FLOATS = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
 _SUFFIXES = (".safetensors", ".npy", ".npz", ".pt", ".pth")
 
@@ -246,6 +248,15 @@ class TensorSource:
                 fix="make the file again with finite values",
             )
         return tensor
+
+
+    def check(self, frames: int) -> None:
+        """Read the first `frames` once, a few at a time; raise `InputError` as `frames` does.
+
+        A run calls it before it loads a model, so that a bad value is not found an hour later.
+        """
+        for start in range(0, frames, _FEW):
+            self.frames(start, min(frames, start + _FEW))
 
 
 class LatentsSource(TensorSource):
