@@ -117,13 +117,13 @@ def test_in_noise_and_embeddings(here: Path) -> None:
 
 
 def spoil(file: Path, part: str, change: Callable[[Tensor], Tensor]) -> str:
-    """Change the first weight of a file whose name holds `part`; return that name."""
+    """Change the first weight of a file whose name starts with `part`; return that name."""
     if file.suffix == ".pt":
         content = torch.load(file, weights_only=True)
         tensors = content.get("generator", content)
     else:
         tensors = content = load_file(file)
-    name = next(n for n in sorted(tensors) if part in n)
+    name = next(n for n in sorted(tensors) if n.startswith(part))
     tensors[name] = change(tensors[name].clone())
     if file.suffix == ".pt":
         torch.save(content, file)
@@ -140,8 +140,8 @@ def with_nan(tensor: Tensor) -> Tensor:
 WEIGHTS = {
     "refiner": ("refiner_diffusers", "transformer/diffusion_pytorch_model.safetensors", "proj_out"),
     "vae": ("ltx2_causal_vae", "diffusion_pytorch_model.safetensors", "decoder.conv_in"),
-    "stage1": ("sana_dit", "model.pt", "final_layer"),
-    "text_encoder": ("gemma3_12b", "model-00001-of-00002.safetensors", "layers.0"),
+    "stage1": ("sana_dit", "model.pt", ""),
+    "text_encoder": ("gemma3_12b", "model-00001-of-00002.safetensors", ""),
 }
 
 
@@ -164,13 +164,20 @@ def test_in_weights(here: Path, component: str) -> None:
 # Computed blocks
 
 
-def spoil_call(number: int, real: Callable[..., object], spoilt: Callable[[object], object]):
-    """Return `real` with the result of its call `number` (from 0) spoilt."""
+def spoil_call(
+    number: int, real: Callable[..., object], spoilt: Callable[[object], object]
+) -> Callable[..., object]:
+    """Return `real` with the result of its call `number` (from 0) spoilt.
+
+    Calls on the meta device do not count: an estimate of memory makes some.
+    """
     calls = 0
 
     def call(*args: object, **kwargs: object) -> object:
         nonlocal calls
         result = real(*args, **kwargs)
+        if isinstance(result, Tensor) and result.is_meta:
+            return result
         calls += 1
         return spoilt(result) if calls == number + 1 else result
 
@@ -262,10 +269,10 @@ def test_flat_frames_are_told(here: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_luma_of_every_block_is_in_the_report(here: Path) -> None:
     assert sanawm(*run("latents", "o.mp4", "--frames-dir", "f")).code == 0
     frames = np.stack([iio.imread(p) for p in sorted(Path("f").iterdir())]).astype(np.float64)
-    luma = frames @ [0.2126, 0.7152, 0.0722]
+    luma = frames[:, ::2, ::2] @ [0.2126, 0.7152, 0.0722]  # every other pixel is looked at
     rows = report_of(here / "o.mp4")["blocks"]
     assert len(rows) == BLOCKS
     for k, row in enumerate(rows):
         block = luma[12 * k : 12 * (k + 1)]
-        assert row["luma_mean"] == pytest.approx(block.mean(), abs=1.0)  # every other pixel counts
-        assert row["luma_std"] == pytest.approx(block.std(), abs=1.0)
+        assert row["luma_mean"] == pytest.approx(block.mean(), abs=0.01)
+        assert row["luma_std"] == pytest.approx(block.std(), abs=0.01)
