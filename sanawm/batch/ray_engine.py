@@ -145,10 +145,11 @@ def _connect(ray: Any, address: str | None, notes: Notes) -> None:
         options |= {"include_dashboard": False, "object_store_memory": STORE_BYTES}
     try:
         context = ray.init(**options)
-    except (ConnectionError, RuntimeError, ValueError) as e:
+    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as e:
         raise MachineError(
             f"Ray cluster {address or 'on this machine'}: {_first_line(e)}",
-            fix="see `ray status`; --ray-address takes auto, HOST:PORT or ray://HOST:PORT",
+            fix="see `ray status`; --ray-address takes auto, HOST:PORT or ray://HOST:PORT; a "
+            "cluster with token authentication needs RAY_AUTH_MODE=token and its token here too",
         ) from None
     finally:
         for number, handler in handlers.items():  # Ray takes SIGTERM for itself

@@ -249,7 +249,6 @@ class TensorSource:
             )
         return tensor
 
-
     def check(self, frames: int) -> None:
         """Read the first `frames` once, a few at a time; raise `InputError` as `frames` does.
 

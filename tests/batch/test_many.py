@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -115,14 +116,20 @@ def test_two_hundred_jobs_on_two_processes(many: Many, tmp_path: Path) -> None:
 
 
 class Cluster(NamedTuple):
-    """A Ray cluster on loopback with two cores."""
+    """A Ray cluster on this machine with two cores, and the environment of those who may join it."""
 
     address: str
+    environment: dict[str, str]
 
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    """Start a head node as a process of its own, and end it with all that it started."""
+    """Start a head node as a process of its own, and end it with all that it started.
+
+    Ray asks for a token; this one is made for this cluster and known to nobody else.
+    """
+    own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    environment = {**os.environ, **own}
     ray = Path(sys.executable).with_name("ray")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -134,11 +141,11 @@ def cluster() -> Iterator[Cluster]:
     ]  # fmt: skip
     head = subprocess.Popen(
         list(map(str, command)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        start_new_session=True,
+        start_new_session=True, env=environment,
     )  # fmt: skip
     try:
         until(lambda: _listens(port), seconds=60)
-        yield Cluster(f"127.0.0.1:{port}")
+        yield Cluster(f"127.0.0.1:{port}", environment)
     finally:
         head.send_signal(signal.SIGTERM)  # `ray start --block` ends its node then
         try:
@@ -195,7 +202,9 @@ def test_two_hundred_jobs_on_a_cluster_that_is_shot_at(
         "--engine", "ray", "--ray-address", cluster.address, "--jobs", 2,
     )  # fmt: skip
     began = time.monotonic()
-    driver = start(*command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    driver = start(
+        *command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=cluster.environment
+    )
     killed: list[int] = []
     try:
         for number in range(WORKER_KILLS):
@@ -210,7 +219,7 @@ def test_two_hundred_jobs_on_a_cluster_that_is_shot_at(
     at_kill = {p.name: p.stat().st_mtime_ns for p in folder.glob("*.mp4") if ".part" not in p.name}
     assert not (folder / "report.jsonl").exists()
 
-    second = finish(start(*command), seconds=900)
+    second = finish(start(*command, env=cluster.environment), seconds=900)
     seconds = time.monotonic() - began
     assert second.code == 1, second.err
     rows = rows_of(folder / "report.jsonl")
