@@ -300,7 +300,8 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 def _inside(index: Path, shard: str) -> Path:
     """Return the path of a shard, which must be a plain file name beside its index."""
-    if shard != Path(shard).name or shard in ("", ".", ".."):
+    plain = shard == Path(shard).name and shard.isprintable()
+    if not plain or shard in ("", ".", "..") or "\\" in shard:
         raise CheckpointError(
             f"{index}: shard name {shard!r} points outside the folder", fix="fetch the index again"
         )

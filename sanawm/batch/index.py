@@ -6,7 +6,7 @@ and prompts meet. `sqlite3` deletes the file by itself.
 
 from __future__ import annotations
 
-import pickle
+import json
 import sqlite3
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -19,7 +19,7 @@ CREATE TABLE ids (id TEXT PRIMARY KEY, line INTEGER) WITHOUT ROWID;
 CREATE TABLE claims (path TEXT PRIMARY KEY, id TEXT) WITHOUT ROWID;
 CREATE TABLE jobs (
     position INTEGER PRIMARY KEY, id TEXT, line INTEGER, state TEXT, twin TEXT, model TEXT,
-    prompt TEXT, work INTEGER, output TEXT, asked BLOB, lead INTEGER DEFAULT 1,
+    prompt TEXT, work INTEGER, output TEXT, asked TEXT, lead INTEGER DEFAULT 1,
     model_rank INTEGER DEFAULT 0, prompt_rank INTEGER DEFAULT 0
 );
 """
@@ -77,7 +77,7 @@ class JobIndex:
 
     def add(self, job: Job, *, twin: str, done: bool) -> None:
         """Take in a checked job; `twin` is equal for jobs with one recipe."""
-        asked = pickle.dumps((job.asked.configs, job.asked.sets, dict(job.asked.flags)))
+        asked = json.dumps((job.asked.configs, job.asked.sets, dict(job.asked.flags)))
         state = "done" if done else "ready"
         row = (job.position, job.id, job.line, state, twin, job.model, job.prompt, job.work)
         self._db.execute(
@@ -199,7 +199,8 @@ class JobIndex:
         self._db.close()
 
 
-def _job(row: tuple[int, str, int, bytes, str, str, int, str]) -> Job:
+def _job(row: tuple[int, str, int, str, str, str, int, str]) -> Job:
     position, id_, line, asked, model, prompt, work, output = row
-    # Written by `add` into a file that no one else can open.
-    return Job(position, id_, line, Asked(*pickle.loads(asked)), model, prompt, work, output)
+    configs, sets, flags = json.loads(asked)
+    whole = Asked(tuple(configs), tuple(sets), {key: (f[0], f[1]) for key, f in flags.items()})
+    return Job(position, id_, line, whole, model, prompt, work, output)

@@ -142,7 +142,9 @@ def _connect(ray: Any, address: str | None, notes: Notes) -> None:
     if address is not None:
         options["address"] = address
     elif not os.environ.get("RAY_ADDRESS"):
-        options |= {"include_dashboard": False, "object_store_memory": STORE_BYTES}
+        # Not one that happens to run here: that may be anybody's.
+        options |= {"address": "local", "include_dashboard": False}
+        options["object_store_memory"] = STORE_BYTES
     try:
         context = ray.init(**options)
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as e:

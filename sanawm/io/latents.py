@@ -13,6 +13,7 @@ and checks it for NaN and infinity. Nothing here runs code from a file.
 
 from __future__ import annotations
 
+import math
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -33,6 +34,8 @@ NOISE_KEY = "eps"
 WRITTEN_KEY = "frames_written"
 AXES = "(batch, channels, latent frames, height, width)"
 
+#: Largest array that is unpacked, bytes: an .npz is read whole, and a small one may hold a lot.
+MAX_UNPACKED = 4 << 30
 #: Latent frames that `check` reads at a time.
 _FEW = 8
 _FLOATS = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
@@ -106,6 +109,12 @@ class _Npz:
                     fix=f"store the array alone or under the name `{key}`",
                 )
             self._name = key if key in names else names[0]
+            size = archive.getinfo(f"{self._name}.npy").file_size
+            if size > MAX_UNPACKED:
+                raise InputError(
+                    f"{path}: {size} bytes when unpacked, of an .npz at most {MAX_UNPACKED} are read",
+                    fix="store it as .safetensors or .npy, which are read slice by slice",
+                )
             with archive.open(f"{self._name}.npy") as file:
                 version = np.lib.format.read_magic(file)
                 read = (
@@ -114,6 +123,8 @@ class _Npz:
                     else np.lib.format.read_array_header_2_0
                 )
                 shape, _, dtype = read(file)
+        if math.prod(shape) * dtype.itemsize > size:
+            raise ValueError(f"cut short: shape {shape} of {dtype}, {size} bytes")
         self.header = Header(shape, _dtype_name(dtype), {})
 
     def read(self, start: int, stop: int) -> torch.Tensor:

@@ -50,7 +50,8 @@ def job(number: int, latents: Path) -> dict[str, Any]:
     recipe: dict[str, Any] = {"prompt": f"tower number {number % 4}", "seed": number}
     if number % 4:
         return {**recipe, "latents": str(latents)}
-    return {**recipe, "num-frames": 37, "height": 32, "width": 48}
+    frames = 37 if number % 20 else 97
+    return {**recipe, "num-frames": frames, "height": 32, "width": 48}
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +117,7 @@ def test_two_hundred_jobs_on_two_processes(many: Many, tmp_path: Path) -> None:
 
 
 class Cluster(NamedTuple):
-    """A Ray cluster on this machine with two cores, and the environment of those who may join it."""
+    """A Ray cluster on this machine with two cores, and the environment of who may join it."""
 
     address: str
     environment: dict[str, str]
