@@ -112,7 +112,8 @@ class _Npz:
             size = archive.getinfo(f"{self._name}.npy").file_size
             if size > MAX_UNPACKED:
                 raise InputError(
-                    f"{path}: {size} bytes when unpacked, of an .npz at most {MAX_UNPACKED} are read",
+                    f"{path}: {size} bytes when unpacked, "
+                    f"at most {MAX_UNPACKED} are read from .npz",
                     fix="store it as .safetensors or .npy, which are read slice by slice",
                 )
             with archive.open(f"{self._name}.npy") as file:
