@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST_JOBS ?= 2
 
-.PHONY: setup demo test test-slow check bench clean
+.PHONY: setup demo test test-slow test-cluster check bench clean
 
 setup: $(STAMP)
 
@@ -23,7 +23,11 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -n $(PYTEST_JOBS)
 
 test-slow: $(STAMP)
-	$(BIN)/python -m pytest -m "slow and not gpu"
+	$(BIN)/python -m pytest -m "slow and not gpu and not cluster"
+
+# Waits of its test are too short for a machine that does other work at the same time.
+test-cluster: $(STAMP)
+	$(BIN)/python -m pytest -m cluster
 
 check: $(STAMP)
 	$(BIN)/ruff check .

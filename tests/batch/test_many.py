@@ -193,6 +193,7 @@ def next_worker(report: Path, *, after: int, killed: list[int]) -> int:
     return alive()[-1]
 
 
+@pytest.mark.cluster
 def test_two_hundred_jobs_on_a_cluster_that_is_shot_at(
     many: Many, cluster: Cluster, tmp_path: Path
 ) -> None:
