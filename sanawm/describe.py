@@ -80,7 +80,8 @@ def dry_run_lines(
         from .camera.motion import summarise_motion
 
         summary = summarise_motion(plan.camera, fps=float(plan.fps))
-        lines += [f"camera {plan.camera.source} (recorded; it does not change these pixels)"]
+        use = "" if plan.has_stage1 else " (recorded; it does not change these pixels)"
+        lines += [f"camera {plan.camera.source}{use}"]
         lines += [f"  {line}" for line in summary.lines()]
     lines += ["settings"]
     for key, row in plan.settings.table().items():
