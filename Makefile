@@ -23,9 +23,9 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -n $(PYTEST_JOBS)
 
 test-slow: $(STAMP)
-	$(BIN)/python -m pytest -m "slow and not gpu and not cluster"
+	$(BIN)/python -m pytest -m "slow and not gpu"
 
-# Waits of its test are too short for a machine that does other work at the same time.
+# The part of the slow suite that starts a Ray cluster, by itself.
 test-cluster: $(STAMP)
 	$(BIN)/python -m pytest -m cluster
 
