@@ -3,11 +3,13 @@
 | step | dtype |
 |---|---|
 | channel RMS norm | float32, rounded once to the module's dtype |
-| SiLU, convolutions, LayerNorm of a shortcut, residual sums, group means | the module's dtype |
+| SiLU behind it | in float32 before that rounding; with gradients, in the module's dtype after it |
+| convolutions, LayerNorm of a shortcut, residual sums, group means | the module's dtype |
 
-Rounding inside torch's kernels (float32 accumulation of 16-bit inputs) is torch's own. Source of
-the formulas: the public LTX-2 VAE (diffusers `AutoencoderKLLTX2Video`); of the carried tails: the
-NVlabs/Sana causal VAE.
+The steps are written twice where the plain form is slow: the plain one runs when gradients are
+needed, the other, from `channels_last`, works in place. Rounding inside torch's kernels (float32
+accumulation of 16-bit inputs) is torch's own. Source of the formulas: the public LTX-2 VAE
+(diffusers `AutoencoderKLLTX2Video`); of the carried tails: the NVlabs/Sana causal VAE.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from . import channels_last
 from .config import PaddingMode, Stride
 from .state import StreamState
 
@@ -103,12 +106,53 @@ class CausalConv3d(nn.Module):
         """Return whether the stream has not passed through this convolution yet."""
         return self.key not in state.tails
 
-    def forward(self, x: Tensor, state: StreamState) -> Tensor:
-        """Return as many frames as `x` has (1 or more), and leave the new tail in `state`."""
+    def forward(self, x: Tensor, state: StreamState, *, activate: bool = False) -> Tensor:
+        """Return as many frames as `x` has (1 or more), and leave the new tail in `state`.
+
+        `activate`: normalise `x` and apply SiLU first.
+        """
+        if not channels_last.needs_gradients(x, self.conv.weight):
+            return self.convolve(self.padded(x, state, activate=activate))
+        if activate:
+            x = F.silu(channel_rms_norm(x))
         front = before_first(x) if self.is_first(state) else state.tails[self.key]
         x = torch.cat((front, x), dim=2)  # (B, channels, frames + 2, H, W)
         state.tails[self.key] = x[:, :, -TAIL_FRAMES:].clone()
         return self.conv(x)
+
+    def padded(self, x: Tensor, state: StreamState, *, activate: bool) -> Tensor:
+        """Return the convolution's whole input: the tail, `x` and, unless it is zeros, the border.
+
+        It is written once into one buffer; the new tail is left in `state`.
+        """
+        B, C, T, H, W = x.shape
+        edge = self._edge
+        buffer = channels_last.new_tensor(x, B, C, TAIL_FRAMES + T, H + 2 * edge, W + 2 * edge)
+        inner = buffer[..., edge : edge + H, edge : edge + W]
+        new = inner[:, :, TAIL_FRAMES:]
+        if activate:
+            channels_last.norm_silu_into(new, x, eps=RMS_EPS)
+        else:
+            new.copy_(x)
+        front = before_first(new) if self.is_first(state) else state.tails[self.key]
+        inner[:, :, :TAIL_FRAMES] = front
+        tail = channels_last.new_tensor(x, B, C, TAIL_FRAMES, H, W)
+        state.tails[self.key] = tail.copy_(inner[:, :, -TAIL_FRAMES:])
+        if edge:
+            channels_last.fill_border(buffer, self.conv.padding_mode)
+        return buffer
+
+    def convolve(self, padded: Tensor, *, order: Tensor | None = None) -> Tensor:
+        """Return the convolution of what `padded` returned, its channels in `order` if given."""
+        weight, bias = self.conv.weight, self.conv.bias
+        if order is not None:
+            weight, bias = weight[order], None if bias is None else bias[order]
+        zeros = 1 - self._edge  # a border of zeros is left to the kernel
+        return channels_last.convolve(padded, weight, bias, (0, zeros, zeros))
+
+    @property
+    def _edge(self) -> int:
+        return int(self.conv.padding_mode != "zeros")
 
 
 def name_convs(model: nn.Module) -> dict[str, int]:
@@ -133,11 +177,19 @@ class ResnetBlock(nn.Module):
 
     def forward(self, x: Tensor, state: StreamState) -> Tensor:
         """Return `(B, out, frames, H, W)`."""
-        h = self.conv1(F.silu(channel_rms_norm(x)), state)
-        h = self.conv2(F.silu(channel_rms_norm(h)), state)
-        if self.changes_width:
-            x = self.conv_shortcut(self.norm3(x.movedim(1, -1)).movedim(-1, 1))
-        return h + x
+        if channels_last.needs_gradients(x, self.conv1.conv.weight):
+            h = self.conv1(x, state, activate=True)
+            return self.conv2(h, state, activate=True) + self._skip(x)
+        h = self.conv1(x, state, activate=True)
+        h = self.conv2.padded(h, state, activate=True)  # frees conv1's output before conv2 runs
+        h = self.conv2.convolve(h)
+        return h.add_(self._skip(x))
+
+    def _skip(self, x: Tensor) -> Tensor:
+        if not self.changes_width:
+            return x
+        n = self.norm3(x.movedim(1, -1)).movedim(-1, 1)
+        return self.conv_shortcut(n)
 
 
 class MidBlock(nn.Module):

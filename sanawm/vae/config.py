@@ -62,6 +62,11 @@ class UpBlockPlan(NamedTuple):
     layers: int
     out: int
 
+    @property
+    def growth(self) -> float:
+        """Values made of one value that comes in."""
+        return self.out * (self.stride.cells if self.stride else 1) / self.width
+
 
 @dataclass(frozen=True)
 class VAEConfig:

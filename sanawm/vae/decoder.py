@@ -11,17 +11,19 @@ causal: a decoder trained to see the future runs too, but `load_decoder` warns.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from typing import cast
+
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sanawm.errors import UsageError
 
+from . import channels_last
 from .blocks import (
     CausalConv3d,
     MidBlock,
     ResnetBlock,
-    channel_rms_norm,
     depth_to_space,
     drop_first,
     name_convs,
@@ -31,6 +33,11 @@ from .blocks import (
 )
 from .config import PaddingMode, Stride, UpBlockPlan, VAEConfig
 from .state import DecoderState, StreamKey, StreamState, dtype_name
+
+#: Values that one block makes at a time (4 MiB in bf16): later levels run in pieces of this size.
+PIECE_VALUES = 1 << 21
+#: The same on a card, where launches cost more than memory.
+CARD_PIECE_VALUES = 1 << 27
 
 
 class Upsampler(nn.Module):
@@ -59,7 +66,12 @@ class Upsampler(nn.Module):
         The stream's first frame stands for one frame only, so its surplus copies are dropped.
         """
         surplus = self.stride.time - 1 if self.conv.is_first(state) else 0
-        h = drop_first(depth_to_space(self.conv(x, state), self.stride), surplus)
+        y = self.conv(x, state)
+        if not channels_last.needs_gradients(x, self.conv.conv.weight):
+            if self.residual:  # tiling commutes with unfolding: add before, in runs of all of x
+                y.unflatten(1, (self.repeats, -1)).add_(x.unsqueeze(1))
+            return drop_first(channels_last.depth_to_space(y, self.stride), surplus)
+        h = drop_first(depth_to_space(y, self.stride), surplus)
         if not self.residual:
             return h
         skip = tile_channels(depth_to_space(x, self.stride), self.repeats)
@@ -71,6 +83,7 @@ class UpBlock(nn.Module):
 
     def __init__(self, block: UpBlockPlan, *, eps: float, padding_mode: PaddingMode) -> None:
         super().__init__()
+        self.plan = block
         self.conv_in: ResnetBlock | None = None
         if block.inner != block.width:
             self.conv_in = ResnetBlock(block.width, block.inner, eps=eps, padding_mode=padding_mode)
@@ -102,8 +115,9 @@ class DecoderNetwork(nn.Module):
     def __init__(self, config: VAEConfig) -> None:
         super().__init__()
         self.patch = config.patch_size
+        self.ratios = config.ratios
+        self.cells = cells = config.out_channels * config.patch_size**2
         mode, eps = config.decoder_spatial_padding_mode, config.resnet_norm_eps
-        cells = config.out_channels * config.patch_size**2
         blocks = config.up_blocks
         inner = blocks[0].width
         self.conv_in = CausalConv3d(config.latent_channels, inner, padding_mode=mode)
@@ -115,11 +129,48 @@ class DecoderNetwork(nn.Module):
 
     def forward(self, latents: Tensor, state: StreamState) -> Tensor:
         """Return the pixels `(B, 3, frames, height, width)` of raw latents `(B, C, T, H, W)`."""
+        if not channels_last.needs_gradients(latents, self.conv_in.conv.weight):
+            return self._in_pieces(latents, state)
         x = self.mid_block(self.conv_in(latents, state), state)
         for block in self.up_blocks:
             x = block(x, state)
-        x = self.conv_out(F.silu(channel_rms_norm(x)), state)
-        return unpatchify(x, self.patch)
+        return unpatchify(self.conv_out(x, state, activate=True), self.patch)
+
+    def _in_pieces(self, latents: Tensor, state: StreamState) -> Tensor:
+        """Run the later levels piece by piece of time; the pixels lie as `(B, frames, h, w, 3)`."""
+        B, _, T, H, W = latents.shape
+        p, (time, space) = self.patch, self.ratios
+        frames = T * time - (time - 1 if self.conv_in.is_first(state) else 0)
+        x = self.mid_block(self.conv_in(latents, state), state)
+        pixels = x.new_empty(B, frames, H * space // p, p, W * space // p, self.cells // p)
+        # Channels of conv_out from `(c, column, row)` to `(row, column, c)`: the order of a frame.
+        order = torch.arange(self.cells, device=x.device).view(-1, p, p).permute(2, 1, 0).flatten()
+        done = 0
+        blocks = cast(list[UpBlock], list(self.up_blocks))
+        for piece in _pieces(x, blocks, state):
+            rows = self.conv_out.convolve(
+                self.conv_out.padded(piece, state, activate=True), order=order
+            )
+            rows = rows.movedim(1, -1).unflatten(-1, (p, -1))  # (B, T, H, W, row, column * c)
+            pixels[:, done : done + rows.shape[1]] = rows.movedim(-2, 3)
+            done += rows.shape[1]
+        return pixels.view(B, frames, H * space, W * space, -1).movedim(-1, 1)
+
+
+def _pieces(x: Tensor, blocks: Sequence[UpBlock], state: StreamState) -> Iterator[Tensor]:
+    """Yield `x` after all blocks, in pieces of time of about `PIECE_VALUES` values a block.
+
+    Each piece has gone through every block before the next is begun. The streams' tails make any
+    cut exact.
+    """
+    if not blocks:
+        yield x
+        return
+    block, *rest = blocks
+    values = x[:, :, :1].numel() * block.plan.growth  # made of one frame
+    budget = PIECE_VALUES if x.device.type == "cpu" else CARD_PIECE_VALUES
+    for piece in x.split(max(1, int(budget // values)), dim=2):
+        yield from _pieces(block(piece, state), rest, state)
 
 
 class VAEDecoder(nn.Module):

@@ -13,15 +13,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sanawm.errors import NumericsError, UsageError
 
+from . import channels_last
 from .blocks import (
     CausalConv3d,
     MidBlock,
-    channel_rms_norm,
     name_convs,
     patchify,
     resnets,
@@ -55,6 +54,9 @@ class Downsampler(nn.Module):
         if x.shape[2] == 0:
             B, _, _, H, W = x.shape
             return x.new_empty(B, self.out, 0, H // self.stride.height, W // self.stride.width)
+        if not channels_last.needs_gradients(x, self.conv.conv.weight):
+            skip = channels_last.group_means(channels_last.space_to_depth(x, self.stride), self.out)
+            return channels_last.space_to_depth(self.conv(x, state), self.stride).add_(skip)
         skip = space_to_depth(x, self.stride).unflatten(1, (self.out, -1)).mean(2)
         return space_to_depth(self.conv(x, state), self.stride) + skip
 
@@ -123,7 +125,7 @@ class EncoderNetwork(nn.Module):
                 H, W = height // self.space, width // self.space
                 return x.new_empty(B, self.latent_channels + 1, 0, H, W)
         x = self.mid_block(x, state)
-        return self.conv_out(F.silu(channel_rms_norm(x)), state)
+        return self.conv_out(x, state, activate=True)
 
 
 def check_latents(latents: Tensor, *, taken: int) -> Tensor:

@@ -109,15 +109,16 @@ class StreamState:
     def state_dict(self) -> dict[str, Any]:
         """Return the state as tensors (`tail.*`, `pending.*`) and plain values, for a run state.
 
-        The tensors are the state's own, not copies; later chunks do not change them.
+        Later chunks do not change the tensors; they are the state's own where those are contiguous
+        (tails of a stream without gradients lie channels last).
         Raises `BlockOrderError` when the state is unusable.
         """
         self.check_usable()
         saved: dict[str, Any] = {"kind": self.kind, "taken": self.taken}
         if self.key is not None:
             saved |= {n: v for n, v in self.key._asdict().items() if n != "device"}
-        saved |= {f"tail.{name}": t for name, t in self.tails.items()}
-        saved |= {f"pending.{name}": t for name, t in self.pending.items()}
+        saved |= {f"tail.{name}": t.contiguous() for name, t in self.tails.items()}
+        saved |= {f"pending.{name}": t.contiguous() for name, t in self.pending.items()}
         return saved
 
     def load_state_dict(self, saved: Mapping[str, Any], *, device: torch.device | str) -> None:

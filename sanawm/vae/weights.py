@@ -78,6 +78,10 @@ def _fill(
         label=str(folder),
         note=notes.info,
     )
+    # Channels last, like what they meet: 4 to 16 % of a wide convolution on a small picture.
+    for weight in half.parameters():
+        if weight.ndim == 5:
+            weight.data = weight.data.contiguous(memory_format=torch.channels_last_3d)
     if not bool((half.latents_std > 0).all()):
         raise CheckpointError(f"{folder}: latents_std holds values that are not above 0")
 

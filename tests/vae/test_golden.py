@@ -65,15 +65,19 @@ def test_bytes_survive_the_trip_to_pixels_and_back(name: str, clip: str) -> None
 
 @pytest.mark.parametrize("name", cases.NAMES)
 def test_bfloat16_stays_near(name: str) -> None:
-    """The reference in bf16 is up to 0.16 (decode) and 0.016 (encode) away, on average far less."""
+    """The reference in bf16 is 0.006 to 0.009 away on average (decode), at worst 0.16.
+
+    The worst pixel is chance: rounding a norm in another order moves it between 0.16 and 0.35 in b.
+    """
     latents, pixels = cases.decode_case(name)
     found = torch.cat(
         cases.decode_chunks(cases.decoder(name, torch.bfloat16), latents, (1,) * latents.shape[2]),
         2,
     )
     assert found.dtype == torch.bfloat16
-    assert worst(found.float(), pixels) < 0.2
-    assert (found.float() - pixels).abs().mean() < 0.012
+    assert worst(found.float(), pixels) < 0.4
+    assert (found.float() - pixels).abs().mean() < 0.0085
+    assert (found.float() - pixels).square().mean().sqrt() < 0.012
     case = cases.clip_case(name, "video9")
     vae = cases.encoder(name, torch.bfloat16)
     assert vae.latents_mean.dtype == torch.float32

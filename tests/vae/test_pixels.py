@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sanawm.errors import NumericsError, UsageError
-from sanawm.vae import pixels_to_uint8, uint8_to_pixels
+from sanawm.vae import channels_last, pixels_to_uint8, uint8_to_pixels
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,21 @@ def test_rounds_and_does_not_truncate() -> None:
     levels = torch.tensor([10.4, 10.6, 99.49, 99.51])
     pixels = (levels / 127.5 - 1).view(1, 1, 1, 1, 4)
     assert pixels_to_uint8(pixels).flatten().tolist() == [10, 11, 99, 100]
+
+
+@pytest.mark.parametrize("values", [1, 7, 100, 1 << 19])
+def test_slices_are_the_whole(values: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pixels = torch.randn(2, 3, 5, 6, 4, generator=torch.Generator().manual_seed(0))
+    whole = ((pixels + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 4, 1)
+    monkeypatch.setattr(channels_last, "SLICE_VALUES", values)
+    assert torch.equal(pixels_to_uint8(pixels), whole)
+    in_order = pixels.contiguous(memory_format=torch.channels_last_3d)
+    assert torch.equal(pixels_to_uint8(in_order), whole)
+
+
+def test_finite_pixels_whose_sum_is_not() -> None:
+    pixels = torch.full((1, 3, 1, 2, 2), 2e36)  # times 127.5, twelve of them: above float32
+    assert pixels_to_uint8(pixels).unique().tolist() == [255]
 
 
 def test_axes() -> None:

@@ -353,11 +353,11 @@ def test_a_failure_half_way_makes_the_state_unusable(
     vae.decode(latents[:, :, :1], state)
     good = state.state_dict()
 
-    def fail(*_: object) -> Tensor:
+    def fail(*_: object, **__: object) -> Tensor:
         raise error("no more")
 
     with monkeypatch.context() as patch:
-        patch.setattr(vae.decoder.conv_out, "forward", fail)
+        patch.setattr(vae.decoder.conv_out, "convolve", fail)
         with pytest.raises(error):
             vae.decode(latents[:, :, 1:], state)
     for use in (lambda: vae.decode(latents[:, :, 1:], state), state.state_dict):
