@@ -79,7 +79,9 @@ def load_latents(work: Path, name: str) -> Tensor:
 
 
 def write_statistics(work: Path) -> None:
-    """Measure the raw latents of all clips and write `statistics.json`."""
+    """Measure the raw latents of all clips and write `statistics.json`, unless it is there."""
+    if (work / "statistics.json").is_file():  # of the models that the work began from
+        return
     parts = [np.load(f)[::5].astype(np.float32) for f in sorted(work.glob("long*of*.npy"))]
     raw = torch.from_numpy(np.concatenate(parts))
     # Stored as the VAE file stores them, so that training and use agree to the bit.

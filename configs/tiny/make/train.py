@@ -1,8 +1,10 @@
 """Make the trained `tiny` model set: `python -m configs.tiny.make.train [STEP ...] --work FOLDER`.
 
-Steps, in their order: data, vae, latents, decoder, refiner, stage1, export, figures. Without names
-all of them run. Each goes on where it stopped, and is skipped once it is done; everything lies in
-the work folder, the result in its `export/`. Two processes, one a core.
+Steps, in their order: data, vae, latents, decoder, refiner, tune, stage1, export, figures. Without
+names all of them run. Each goes on where it stopped, and is skipped once it is done; everything
+lies in the work folder, the result in its `export/`. Two processes, one a core.
+
+`begin` takes the models of an export, such as the preset, as what the steps so far have made.
 """
 
 from __future__ import annotations
@@ -16,21 +18,26 @@ from .ranks import Rank, start_processes, this_rank
 
 CLIPS = 900
 #: Training steps of each model.
-LENGTHS = {"vae": 1200, "decoder": 1200, "refiner": 800, "stage1": 1000}
-STEPS = ("data", "vae", "latents", "decoder", "refiner", "stage1", "export", "figures")
+LENGTHS = {"vae": 1200, "decoder": 1200, "refiner": 800, "tune": 240, "stage1": 1000}
+STEPS = ("data", "vae", "latents", "decoder", "refiner", "tune", "stage1", "export", "figures")
 ALONE = ("export", "figures")
+PRESET = Path(__file__).parent.parent
 
 
 def main() -> None:
     """Run the steps that were asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("steps", nargs="*", choices=[*STEPS, []], default=[])
+    parser.add_argument("steps", nargs="*", choices=["begin", *STEPS, []], default=[])
     parser.add_argument("--work", type=Path, default=Path("out/tiny-model"))
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--length", type=int, help="training steps, instead of the model's own")
+    parser.add_argument("--export", type=Path, default=PRESET, help="models to begin from")
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
     for step in args.steps or STEPS:
+        if step == "begin":
+            _begin(args.export, args.work)
+            continue
         if "RANK" in os.environ:
             _run(step, args.work, length=args.length, rank=this_rank())
             return
@@ -48,11 +55,18 @@ def _run(step: str, work: Path, *, length: int | None, rank: Rank) -> None:
         "latents": lambda: _latents(work, rank),
         "decoder": lambda: _decoder(work, length or LENGTHS["decoder"], rank),
         "refiner": lambda: _refiner(work, length or LENGTHS["refiner"], rank),
+        "tune": lambda: _tune(work, length or LENGTHS["tune"], rank),
         "stage1": lambda: _stage1(work, length or LENGTHS["stage1"], rank),
         "export": lambda: _export(work),
         "figures": lambda: _figures(work),
     }[step]
     run()
+
+
+def _begin(export: Path, work: Path) -> None:
+    from .begin import begin_from
+
+    begin_from(export, work, steps=LENGTHS)
 
 
 def _data(work: Path, rank: Rank) -> None:
@@ -89,6 +103,12 @@ def _refiner(work: Path, length: int, rank: Rank) -> None:
     from .train_refiner import train_refiner
 
     train_refiner(work, steps=length, rank=rank)
+
+
+def _tune(work: Path, length: int, rank: Rank) -> None:
+    from .train_refiner import tune_refiner
+
+    tune_refiner(work, steps=length, rank=rank)
 
 
 def _stage1(work: Path, length: int, rank: Rank) -> None:

@@ -10,6 +10,7 @@ training most histories are the model's own output, as is the second step's inpu
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -181,18 +182,38 @@ def turn(x: Tensor, table: RopeTable) -> Tensor:
     return torch.cat((a, b), dim=-1).to(x.dtype)
 
 
-def batch_at(latents: Tensor, texts: Tensor, step: int, *, count: int, rank: int) -> Item:
-    """Return a batch of windows with their degraded starts."""
-    rng = np.random.default_rng((12, step, rank))
-    generator = torch.Generator().manual_seed(1000 * step + rank)
-    numbers = rng.integers(len(latents), size=count)
-    clips = latents[torch.from_numpy(numbers)].float()  # (B, C, 25, H, W)
-    worse = degrade(clips, generator)
-    at = WINDOW.sink + WINDOW.block * int(rng.integers(0, 8 - BLOCKS + 1))
-    span = slice(at, at + WINDOW.block * BLOCKS)
-    offset = int(rng.choice((0, 12)))
-    text = texts[torch.from_numpy(numbers)]
-    return Item(clips[:, :, :1], clips[:, :, span], worse[:, :, span], text, offset)
+class Clips(NamedTuple):
+    """Whole clips, their degraded latents `(B, C, 25, H, W)` and captions `(B, L, E)`."""
+
+    truth: Tensor
+    given: Tensor
+    text: Tensor
+
+
+class TrainingData:
+    """The encoded clips and their captions; a step and a rank decide which come, and how worse."""
+
+    def __init__(self, work: Path, *, rank: Rank) -> None:
+        self.rank = rank
+        self.latents = load_latents(work, "long")
+        self.texts = training_texts(work, len(self.latents), rank=rank)
+
+    def clips_at(self, step: int) -> Clips:
+        """Return this rank's part of a batch of clips."""
+        rng = np.random.default_rng((12, step, self.rank.number))
+        generator = torch.Generator().manual_seed(1000 * step + self.rank.number)
+        numbers = torch.from_numpy(rng.integers(len(self.latents), size=BATCH // self.rank.count))
+        clips = self.latents[numbers].float()
+        return Clips(clips, degrade(clips, generator), self.texts[numbers])
+
+    def batch_at(self, step: int) -> Item:
+        """Return a window of every clip of the batch."""
+        truth, given, text = self.clips_at(step)
+        rng = np.random.default_rng((14, step, self.rank.number))
+        at = WINDOW.sink + WINDOW.block * int(rng.integers(0, 8 - BLOCKS + 1))
+        span = slice(at, at + WINDOW.block * BLOCKS)
+        offset = int(rng.choice((0, 12)))
+        return Item(truth[:, :, :1], truth[:, :, span], given[:, :, span], text, offset)
 
 
 def loss_at(model: RefinerModel, item: Item, *, step: int, own: bool, rank: int) -> Tensor:
@@ -227,30 +248,71 @@ def loss_at(model: RefinerModel, item: Item, *, step: int, own: bool, rank: int)
 
 def train_refiner(work: Path, *, steps: int, rank: Rank) -> None:
     """Train up to step `steps`, from the last checkpoint if there is one."""
-    latents = load_latents(work, "long")
-    texts = training_texts(work, len(latents), rank=rank)
-    model = new_refiner()
+    data = TrainingData(work, rank=rank)
+
+    def loss_of(model: RefinerModel, step: int) -> Tensor:
+        item = data.batch_at(step)
+        own = step > 0.4 * steps and step % 10 < 7
+        return loss_at(model, item, step=step, own=own, rank=rank.number)
+
+    schedule = Schedule(steps, MUON_RATE, decay_from=0.5, keep=0.99)
+    _train(new_refiner(), work / "refiner.pt", loss_of, schedule, rank=rank)
+
+
+def tune_refiner(work: Path, *, steps: int, rank: Rank) -> None:
+    """Train on for `steps` steps on whole roll-outs of its own, errors weighed as they are seen."""
+    from .tune import channel_weights, tuning_loss
+
+    data = TrainingData(work, rank=rank)
+    model, weights = new_refiner(), channel_weights(work, data.latents)
+    _average_of(model, work / "refiner.pt").copy_to(model)
+
+    def loss_of(model: RefinerModel, step: int) -> Tensor:
+        batch = data.clips_at(step + 100_000)
+        return tuning_loss(model, batch, weights, seed=11_000 * step + rank.number)
+
+    schedule = Schedule(steps, MUON_RATE / 2, decay_from=0.3, keep=0.98)
+    _train(model, work / "tuned.pt", loss_of, schedule, rank=rank)
+
+
+class Schedule(NamedTuple):
+    """Length, highest rate, where it begins to fall, and how much the average keeps."""
+
+    steps: int
+    rate: float
+    decay_from: float
+    keep: float
+
+
+def _train(
+    model: RefinerModel,
+    path: Path,
+    loss_of: Callable[[RefinerModel, int], Tensor],
+    schedule: Schedule,
+    *,
+    rank: Rank,
+) -> None:
+    steps = schedule.steps
     optimisers = Optimisers.of(
-        model.named_parameters(), matrix=_is_matrix, rate=MUON_RATE, betas=(0.9, 0.98)
+        model.named_parameters(), matrix=_is_matrix, rate=schedule.rate, betas=(0.9, 0.98)
     )
-    average, first, path = Average(model), 0, work / "refiner.pt"
+    average, first = Average(model), 0
     if path.is_file():
         state = torch.load(path)
         model.load_state_dict(state["model"])
-        optimisers.load_state_dict(state["optimisers"])
+        if "optimisers" in state:
+            optimisers.load_state_dict(state["optimisers"])
         average.weights, average.count, first = state["average"], state["step"], state["step"]
     for step in range(first, steps):
-        item = batch_at(latents, texts, step, count=BATCH // rank.count, rank=rank.number)
-        own = step > 0.4 * steps and step % 10 < 7
         with torch.autocast("cpu", torch.bfloat16):
-            loss = loss_at(model, item, step=step, own=own, rank=rank.number)
+            loss = loss_of(model, step)
         loss.backward()
         average_gradients(model)
-        optimisers.step(rate_at(step, steps, warm_up=30, decay_from=0.5))
-        average.update(model, 0.99)
+        optimisers.step(rate_at(step, steps, warm_up=30, decay_from=schedule.decay_from))
+        average.update(model, schedule.keep)
         rank.log(step, loss=loss.item(), every=20)
         done = step + 1
-        if rank.number == 0 and (done % 100 == 0 or done == steps):
+        if rank.number == 0 and (done % 50 == 0 or done == steps):
             save_atomically(
                 {
                     "model": model.state_dict(),
@@ -283,9 +345,13 @@ def _is_matrix(name: str, p: Tensor) -> bool:
 
 
 def load_refiner(work: Path) -> RefinerModel:
-    """Return the averaged weights of the last checkpoint."""
-    model = new_refiner()
-    average = Average(model)
-    average.weights = torch.load(work / "refiner.pt")["average"]
-    average.copy_to(model)
+    """Return the averaged weights: the tuned ones, if there are any."""
+    model, later = new_refiner(), work / "tuned.pt"
+    _average_of(model, later if later.is_file() else work / "refiner.pt").copy_to(model)
     return model.eval()
+
+
+def _average_of(model: RefinerModel, path: Path) -> Average:
+    average = Average(model)
+    average.weights = torch.load(path)["average"]
+    return average

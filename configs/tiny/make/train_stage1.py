@@ -373,7 +373,8 @@ def train_stage1(work: Path, *, steps: int, rank: Rank) -> None:
     if path.is_file():
         state = torch.load(path)
         model.load_state_dict(state["model"])
-        optimisers.load_state_dict(state["optimisers"])
+        if "optimisers" in state:
+            optimisers.load_state_dict(state["optimisers"])
         average.weights, average.count, first = state["average"], state["step"], state["step"]
     for step in range(first, steps):
         done = step / steps

@@ -150,7 +150,8 @@ def _train(vae: VAE, work: Path, path: Path, *, steps: int, rank: Rank, decoder_
     if path.is_file():
         state = torch.load(path)
         vae.load_state_dict(state["model"])
-        optimisers.load_state_dict(state["optimisers"])
+        if "optimisers" in state:
+            optimisers.load_state_dict(state["optimisers"])
         average.weights, average.count, first = state["average"], state["step"], state["step"]
     for step in range(first, steps):
         total, frames = (2, 33) if decoder_only and step >= steps / 2 else (4, 17)

@@ -1,0 +1,102 @@
+"""The refiner's last lessons: its own roll-outs over whole clips, errors weighed as they are seen.
+
+A roll-out goes through the real stream and its cache. Then a window of five blocks is trained on
+the history that came out, at both sigmas of the schedule. Latent channels count by how much the
+decoder shows of them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sanawm.refiner.model import RefinerModel
+from sanawm.refiner.noise import GivenNoise
+from sanawm.refiner.stream import RefinerStream
+from sanawm.shapes import LatentShape
+
+from .latents import statistics
+from .scenes import FPS
+from .train_refiner import BLOCKS, SIGMAS, WINDOW, Clips, WindowPass
+from .train_vae import load_vae
+
+
+@torch.no_grad()
+def channel_weights(work: Path, latents: Tensor, *, size: float = 0.2) -> Tensor:
+    """Return how much an error in each channel shows in the pixels, `(1, C, 1, 1, 1)`, mean 1."""
+    vae, stats = load_vae(work), statistics(work)
+    view = (1, -1, 1, 1, 1)
+    z = latents[:40:10, :, :7].float()
+    generator = torch.Generator().manual_seed(0)
+
+    def pixels(z: Tensor) -> Tensor:
+        return vae.pixels(z * stats.std.view(view) + stats.mean.view(view))
+
+    clean, shown = pixels(z), []
+    for channel in range(z.shape[1]):
+        worse = z.clone()
+        worse[:, channel] += size * torch.randn(z[:, channel].shape, generator=generator)
+        shown.append((pixels(worse) - clean).square().mean())
+    weights = torch.stack(shown)
+    weights = (weights / weights.mean()).clamp(0.15, 4)
+    return (weights / weights.mean()).view(view)
+
+
+def tuning_loss(model: RefinerModel, clips: Clips, weights: Tensor, *, seed: int) -> Tensor:
+    """Return the loss of a window of five blocks on the history of the model's own roll-out."""
+    g = torch.Generator().manual_seed(seed)
+    text = model.prepare_text(clips.text)
+    eps = torch.randn(clips.truth[:, :, 1:].shape, generator=g)
+    history, guess = _roll_out(model, clips, eps)
+    block, sink = WINDOW.block, WINDOW.sink
+    at = block * int(torch.randint(0, 8 - BLOCKS + 1, (1,), generator=g))
+    span = slice(at, at + block * BLOCKS)
+    z, given = (x[:, :, sink:][:, :, span] for x in (clips.truth, clips.given))
+    eps, history, guess = (x[:, :, span] for x in (eps, history, guess))
+    B, _, T, _, _ = z.shape
+    first = SIGMAS[0]
+    noisy = (1 - first) * given + first * eps
+    late = torch.rand(B, 1, T // block, 1, 1, generator=g) < 0.5
+    ratio = torch.where(late, SIGMAS[1] / first, 1.0).repeat_interleave(block, dim=2)
+    x, sigma = ratio * noisy + (1 - ratio) * guess, first * ratio
+    run = WindowPass(blocks=BLOCKS, offset=0, config=model.config)
+    v = run(
+        model,
+        text,
+        sink=clips.truth[:, :, :sink],
+        clean=history,
+        noisy=x,
+        sigmas=sigma.view(B, T),
+    )
+    error = sigma * v.float() - (x - z)  # of the clean latents
+    # Errors before the late step are half of it only; both steps count alike.
+    return (error.square() * weights).mean() * 5
+
+
+@torch.no_grad()
+def _roll_out(model: RefinerModel, clips: Clips, eps: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the refined clips and the first step's guesses, both without the sink."""
+    sink = WINDOW.sink
+    stream = RefinerStream(
+        model,
+        model.prepare_text(clips.text.float()),
+        shape=LatentShape(*clips.truth.shape),
+        fps=FPS,
+        window=WINDOW,
+        sigmas=SIGMAS,
+        noise=GivenNoise.of(eps, sink=sink),
+    )
+    stream.start(clips.truth[:, :, :sink])
+    refined, guesses = [], []
+    height, width = clips.truth.shape[-2:]
+
+    def keep(step: int, x0: Tensor, _: Tensor) -> None:
+        if step == 0:
+            guesses.append(x0.transpose(1, 2).unflatten(2, (-1, height, width)).float())
+
+    for span in WINDOW.blocks(clips.given.shape[2]):
+        part = clips.given[:, :, span.start : span.stop]
+        refined.append(stream.refine(part, observe=keep).latents.float())
+    return torch.cat(refined, dim=2), torch.cat(guesses, dim=2)
