@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sys
@@ -273,6 +274,11 @@ def _unexpected(error: Exception) -> int:
         limit = MachineError("out of memory", fix="use a smaller size, window or precision")
         console().error(limit)
         return limit.exit_code
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        name = str(error.filename)[:40]
+        too_long = UsageError(f"{name}...: the name is too long", fix="use a shorter path")
+        console().error(too_long)
+        return too_long.exit_code
     if isinstance(error, BrokenPipeError):  # `sanawm --help | head`
         silence(sys.stdout)
         return 0

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import inspect
 from functools import partial
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sanawm.batch.asked import Option
-
 from .params import CONFIG, DRY_RUN, SET, Flag
 from .refine_params import REFINE
+
+if TYPE_CHECKING:
+    from sanawm.batch.asked import Option
 
 RUN = "How it runs"
 
@@ -71,6 +72,8 @@ def _off(flag: Flag, on: bool) -> Any:
 
 def options() -> tuple[Option, ...]:
     """Return the long options of `refine` as keys of a manifest, both names of a switch."""
+    from sanawm.batch.asked import Option  # it brings in the settings: not for --help
+
     found = []
     for flag in REFINE:
         positive, _, negative = flag.names.partition("/")

@@ -7,6 +7,7 @@ block), `json` for scripts (one object a line). `--log-file` gets the JSON lines
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
@@ -98,6 +99,8 @@ class Console:
         """Print the result, and only that, on stdout. A closed stdout does not fail the run."""
         try:
             print(json.dumps(data) if self.json else text, flush=True)
+        except UnicodeEncodeError:  # a file name that is no text; its bytes are what scripts need
+            sys.stdout.buffer.write(os.fsencode(text) + b"\n")
         except OSError:
             silence(sys.stdout)
 

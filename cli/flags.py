@@ -17,7 +17,7 @@ def numbers(flag: str) -> Callable[[str], tuple[float, ...]]:
 
     def parse(text: str) -> tuple[float, ...]:
         try:
-            return tuple(float(part) for part in text.split(","))
+            return tuple(float(part) for part in text.strip().removesuffix(",").split(","))
         except ValueError:
             raise UsageError(
                 f"{flag} {text!r}: expected numbers separated by commas, like 0.9,0.5,0"

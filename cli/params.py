@@ -219,6 +219,13 @@ SCHEDULE = (
         "text: only text encoders leave (default); none: nothing leaves.",
         COMPUTE,
     ),
+    _flag(
+        "--place",
+        "runtime.place",
+        str,
+        "Devices of the stages: stage1=cuda:0,refiner=cuda:1,vae=cuda:2; others use --device.",
+        COMPUTE,
+    ),
 )
 COMPILE = _flag(
     "--compile/--no-compile",

@@ -43,11 +43,13 @@ def _dry_run(plan: Any, console: Console) -> None:
     from sanawm.components import choose_device, choose_dtype
     from sanawm.describe import dry_run_lines
     from sanawm.estimate import estimate_memory
+    from sanawm.placement import choose_places
     from sanawm.report import describe_weights
     from sanawm.space import check_space, state_bytes, state_path
 
     runtime = plan.settings.settings.runtime
     device = choose_device(runtime.device)
+    choose_places(runtime.place, device)
     dtype = choose_dtype(runtime.precision, device)
     estimate = estimate_memory(plan, device=device, dtype=dtype)
     check_space(plan, estimate, dtype, notes=console.notes)

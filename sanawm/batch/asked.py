@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from sanawm.config import Resolved, anchored, preset_names, resolve
 from sanawm.errors import UsageError
 from sanawm.io.files import check_stem
-from sanawm.settings import EXCLUSIVE, all_keys
+from sanawm.paths import check_path, home_expanded
+from sanawm.settings import EXCLUSIVE, path_keys
 
 #: Keys of a line that are no options with a settings key.
 OWN_KEYS = ("id", "config", "set")
@@ -108,7 +108,9 @@ class Reader:
                     raise UsageError(f"{names[option.key]} and {name} contradict")
                 given = option.value(_typed(option, value, name))
                 given = (
-                    anchored(option.key, given, self.manifest) if _is_path(option.key) else given
+                    anchored(option.key, given, self.manifest)
+                    if option.key in path_keys()
+                    else given
                 )
                 flags[option.key] = (f"{plain} ({where})", given)
                 names[option.key] = name
@@ -131,7 +133,8 @@ class Reader:
 
     def _config(self, text: str) -> str:
         """Return a preset's name, or a file's path relative to the manifest's folder."""
-        beside = self.manifest.parent / Path(text).expanduser()
+        check_path(text, where="config")
+        beside = self.manifest.parent / home_expanded(text, where="config")
         if text in preset_names() and not beside.is_file():
             return text
         return str(beside)
@@ -147,15 +150,6 @@ def job_id(values: Mapping[str, Any]) -> str:
     if not isinstance(found, str):
         raise UsageError(f"id {found!r} is no text")
     return check_stem(found)
-
-
-@lru_cache(maxsize=1)
-def _path_keys() -> frozenset[str]:
-    return frozenset(k for k, field in all_keys().items() if "'path'" in repr(field.annotation))
-
-
-def _is_path(key: str) -> bool:
-    return key in _path_keys()
 
 
 def _texts(value: Any, name: str) -> tuple[str, ...]:

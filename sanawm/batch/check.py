@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from sanawm.components import Component, choose_device
 from sanawm.notes import Notes
+from sanawm.placement import choose_places, parse_places
 from sanawm.plan import Plan, make_plan
 from sanawm.report import Record, describe_inputs, describe_weights
 from sanawm.resume import recipe_sha256
@@ -18,8 +19,14 @@ from .asked import Asked
 from .made import check_free, files_of, made_recipe
 
 #: Settings of the machine: they belong to no recipe, but jobs that differ in them are no twins.
-MACHINE_KEYS = ("runtime.device", "runtime.threads", "runtime.schedule", "runtime.offload")
-_MODEL_KEYS = ("runtime.device", "runtime.precision", "runtime.offload")
+MACHINE_KEYS = (
+    "runtime.device",
+    "runtime.threads",
+    "runtime.schedule",
+    "runtime.offload",
+    "runtime.place",
+)
+_MODEL_KEYS = ("runtime.device", "runtime.precision", "runtime.offload", "runtime.place")
 
 
 class Checked(NamedTuple):
@@ -74,7 +81,9 @@ class Checker:
             asked = asked.with_flags({"runtime.threads": ("--cpus-per-job", self.cpus)})
             settings = asked.resolve()
         if self.local:
-            choose_device(settings.settings.runtime.device)
+            device = choose_device(settings.settings.runtime.device)
+            choose_places(settings.settings.runtime.place, device)
+            self.devices |= set(parse_places(settings.settings.runtime.place).values())
         plan = make_plan(settings, notes=Notes(), download=self.download)
         recipe = self._recipe(plan)
         if not self.overwrite:

@@ -44,7 +44,8 @@ def start_engine(
         )
     cuda = any(choose_device(name).type == "cuda" for name in devices)
     count = torch.cuda.device_count() if cuda else 0
-    chosen = any(":" in name for name in devices)  # jobs name their device: all must see all
+    # Jobs that name their devices must see them all, unless each is told how many it gets.
+    chosen = any(":" in name for name in devices) and request.gpus_per_job is None
     each = 1 if request.gpus_per_job is None else int(request.gpus_per_job)
     slots = request.jobs or (max(count // max(each, 1), 1) if count and not chosen else 1)
     slots = min(slots, most)

@@ -26,12 +26,12 @@ CREATE TABLE jobs (
 # Models and prompts rank by where they appear first, so that the order stays near the manifest's.
 _ORDER = """
 CREATE INDEX by_twin ON jobs (twin);
-CREATE INDEX by_taste ON jobs (model, prompt, position);
-UPDATE jobs SET
-    model_rank = (SELECT min(position) FROM jobs AS j WHERE j.model = jobs.model),
-    prompt_rank = (
-        SELECT min(position) FROM jobs AS j WHERE j.model = jobs.model AND j.prompt = jobs.prompt
-    );
+CREATE TABLE prompts AS
+    SELECT model, prompt, min(position) AS first FROM jobs GROUP BY model, prompt;
+CREATE TABLE models AS SELECT model, min(first) AS first FROM prompts GROUP BY model;
+UPDATE jobs SET prompt_rank = p.first FROM prompts AS p
+    WHERE p.model = jobs.model AND p.prompt = jobs.prompt;
+UPDATE jobs SET model_rank = m.first FROM models AS m WHERE m.model = jobs.model;
 CREATE INDEX by_rank ON jobs (state, lead, model_rank, prompt_rank, position);
 CREATE INDEX by_state ON jobs (state, lead, model, prompt, position);
 """

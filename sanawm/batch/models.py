@@ -13,7 +13,8 @@ from .check import digest
 
 #: Models of a pipeline by attribute, with the settings that decide what is loaded.
 MODELS = {
-    "refiner": ("model.refiner",),
+    # One sequence for the whole clip takes the weights as they are; blocks have them laid out.
+    "refiner": ("model.refiner", "refiner.mode"),
     "decoder": ("model.vae",),
     "encoder": ("model.vae",),
     "stage1": ("model.stage1", "model.stage1_config"),
@@ -53,6 +54,8 @@ class KeptModels:
                 earlier.settings.get(key) == later.settings.get(key) for key in keys
             ):
                 vars(later)[name] = loaded[name]
+        if "refiner" in vars(later):
+            later.refiner_layout = earlier.refiner_layout
         return later
 
     def texts(self, plan: Plan) -> Texts | None:
@@ -73,7 +76,8 @@ class KeptModels:
 
 
 def _place(pipeline: Pipeline) -> tuple[object, ...]:
-    return pipeline.device, pipeline.dtype, pipeline.home
+    homes = [pipeline.home(model) for model in MODELS]
+    return pipeline.device, pipeline.dtype, *homes, *pipeline.places.values()
 
 
 def _text_key(plan: Plan, pipeline: Pipeline | None) -> str:

@@ -38,7 +38,7 @@ def latents(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def mixed(tmp_path_factory: pytest.TempPathFactory, latents: Path) -> Batched:
-    """Twelve jobs with 2 processes, some lines broken, two with equal recipes. Only look."""
+    """A dozen jobs with 2 processes, some lines broken, two with equal recipes. Only look."""
     folder = tmp_path_factory.mktemp("mixed")
     manifest = write_mixed(folder, latents)
     done = run_batch(manifest, folder / "out", "--jobs", 2)

@@ -23,6 +23,7 @@ MIXED: tuple[Job, ...] = (
     {"id": "港", "prompt": "blue sea", "sigmas": [0.9, 0.5, 0], "crf": 30},
     {"id": "walk", "image": True, "prompt": "a red tower", "num-frames": 25, "action": "w-24"},
     {"id": "wide", "prompt": "a red tower", "refiner-kv-max-frames": 5, "set": "video.crf=25"},
+    {"id": "whole", "prompt": "a red tower", "refiner-mode": "single-shot"},
 )
 #: What else is in the manifest, and a word of why it is bad.
 BROKEN: tuple[tuple[str, str], ...] = (

@@ -40,7 +40,7 @@ def test_every_line_has_its_row(mixed: Batched) -> None:
 def test_bad_lines_are_shown_and_the_report_is_the_result(mixed: Batched) -> None:
     assert mixed.done.out.strip() == str(mixed.folder / "report.jsonl")
     assert "line 7 (id ../climb) is bad" in mixed.done.err
-    assert "8 done (1 shared another's result), 0 skipped, 4 failed (4 bad lines)" in mixed.done.err
+    assert "9 done (1 shared another's result), 0 skipped, 4 failed (4 bad lines)" in mixed.done.err
     assert not (mixed.folder / "report.part.jsonl").exists()
     assert not (mixed.folder.parent.parent / "climb.mp4").exists()
 
@@ -73,14 +73,14 @@ def test_the_second_run_does_nothing_and_says_so(mixed: Batched, tmp_path: Path)
 def test_strict_refuses_the_whole_manifest(mixed: Batched, tmp_path: Path) -> None:
     done = batch(mixed.manifest, tmp_path / "out", "--strict")
     assert done.code == 2
-    assert "4 of 12 jobs are bad" in done.error
+    assert "4 of 13 jobs are bad" in done.error
     assert not (tmp_path / "out").exists()
 
 
 def test_a_dry_run_writes_nothing(mixed: Batched, tmp_path: Path) -> None:
     done = batch(mixed.manifest, tmp_path / "out", "--dry-run")
     assert done.code == 1
-    assert "7 to make, 1 that share another's result, 0 done already, 4 bad" in done.err
+    assert "8 to make, 1 that share another's result, 0 done already, 4 bad" in done.err
     assert not (tmp_path / "out").exists()
 
 
@@ -118,7 +118,7 @@ def test_the_result_on_stdout_is_one_object_in_json(mixed: Batched, tmp_path: Pa
     )
     result = done.json
     assert result["status"] == "failed"
-    assert (result["jobs"], result["skipped"]) == (12, 8)
+    assert (result["jobs"], result["skipped"]) == (13, 9)
     assert (result["failed"], result["bad_lines"]) == (4, 4)
     names = {event["event"] for event in done.events}
     assert names == {"run_start", "warning", "run_done"}

@@ -13,6 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -161,12 +162,12 @@ def _listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def until(condition: Callable[[], bool], *, seconds: float = 120) -> None:
+def until(condition: Callable[[], bool], *, seconds: float = 300) -> None:
     """Wait for a condition."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "waited too long"
-        time.sleep(0.05)
+        time.sleep(0.02)
 
 
 def done_rows(report: Path) -> list[dict[str, Any]]:
@@ -183,14 +184,27 @@ def done_rows(report: Path) -> list[dict[str, Any]]:
 
 
 def next_worker(report: Path, *, after: int, killed: list[int]) -> int:
-    """Wait until more than `after` jobs are done; return the process that made the latest one."""
+    """Wait until more than `after` jobs are done; return a worker that is in the middle of one."""
 
-    def alive() -> list[int]:
-        pids = [int(row["worker"].rpartition(":")[2]) for row in done_rows(report)[after:]]
-        return [pid for pid in pids if pid not in killed]
+    def busy() -> list[int]:
+        rows = done_rows(report)[after:]
+        alive = {int(row["worker"].rpartition(":")[2]) for row in rows} - set(killed)
+        return [pid for pid in alive if _has_state(pid, report.parent)]
 
-    until(lambda: bool(alive()))
-    return alive()[-1]
+    found: list[int] = []
+    until(lambda: bool(found.extend(busy()) or found))
+    return found[0]
+
+
+def _has_state(pid: int, folder: Path) -> bool:
+    """Tell whether a process is writing a video of which a block is finished and kept."""
+    for link in Path(f"/proc/{pid}/fd").glob("*"):
+        with suppress(OSError):
+            path = link.readlink()
+            stem = path.name.removesuffix(".part.mp4")
+            if stem != path.name and (folder / f"{stem}.state").exists():
+                return True
+    return False
 
 
 @pytest.mark.cluster
@@ -236,6 +250,7 @@ def test_two_hundred_jobs_on_a_cluster_that_is_shot_at(
     many.check(folder)
     made = [*first, *(r for r in rows if r["status"] == "done")]
     resumed = [r["id"] for r in made if r["resumed_after_blocks"]]
+    assert resumed
     print(
         f"\nray, 2 actors: {LINES} lines; workers killed: {len(killed)}, driver killed after "
         f"{len(first)} jobs; rerun: {statuses['skipped']} skipped, {statuses['done']} done, "
