@@ -9,6 +9,8 @@ one tensor at a time, so that no second copy of the model is ever in memory.
 
 from __future__ import annotations
 
+import struct
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -197,7 +199,9 @@ def read_pt(path: Path) -> Any:
             fix="give a torch file of plain tensors, or convert it to safetensors",
         )
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of pickle protocols: it reads or raises
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except FileNotFoundError:
         raise MissingFile(f"{path}: no such file") from None
     except pickle.UnpicklingError as e:
@@ -207,7 +211,7 @@ def read_pt(path: Path) -> Any:
         ) from None
     except (
         RuntimeError, EOFError, OSError, ValueError, TypeError, LookupError, AttributeError,
-        AssertionError,
+        AssertionError, OverflowError, struct.error,
     ) as e:  # fmt: skip  # what torch's unpickler raises for damaged bytes
         raise CheckpointError(
             f"{path}: not a readable .pt file ({short(e)})",

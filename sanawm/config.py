@@ -14,8 +14,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from .errors import InputError, MissingFile, UsageError
-from .settings import EXCLUSIVE, Settings, all_keys, is_path, is_switch
+from .errors import InputError, MissingFile, SanawmError, UsageError
+from .paths import check_path, home_expanded
+from .settings import EXCLUSIVE, Settings, all_keys, is_path, is_switch, path_keys
 
 #: Strength of an origin. Values that an input file fixes lie between `preset` and `file`.
 RANKS = {"default": 0, "preset": 1, "input": 2, "file": 3, "set": 4, "flag": 5}
@@ -121,6 +122,7 @@ def config_path(name: str) -> tuple[Path, bool]:
 
     A name without a separator or `.toml` is a preset; the error lists them and the nearest one.
     """
+    check_path(name, where="config")
     plain = not name.endswith(".toml") and "/" not in name and "\\" not in name
     if plain and not Path(name).is_file():
         presets = preset_names()
@@ -158,7 +160,12 @@ def _load(name: str, trail: tuple[Path, ...] = ()) -> list[Layer]:
         if not isinstance(base, str):
             raise InputError(f"config {path}: extends must be one preset name or file name")
         beside = path.parent / base
-        layers = _load(str(beside) if beside.is_file() else base, (*trail, path.resolve()))
+        try:
+            layers = _load(str(beside) if beside.is_file() else base, (*trail, path.resolve()))
+        except SanawmError as e:
+            if e.message.startswith(f"config {path}"):
+                raise
+            raise InputError(f"config {path}: extends {base!r}: {e.message}", fix=e.fix) from None
     origin = Origin("preset", f"preset {name}") if preset else Origin("file", str(path))
     values = {key: anchored(key, v, path) for key, v in _flatten(data, origin).items()}
     return [*layers, Layer(origin, values)]
@@ -186,7 +193,7 @@ def anchored(key: str, value: Any, file: Path) -> Any:
         return value
     if (key == "input.intrinsics" and "," in value) or (key, value) == ("output.state", "none"):
         return value
-    return str(file.parent / Path(value).expanduser())
+    return str(file.parent / home_expanded(value, where=str(file)))
 
 
 def _parse_set(text: str) -> Layer:
@@ -257,6 +264,8 @@ def _validated(values: Mapping[str, Any], origins: Mapping[str, Origin]) -> Sett
     for key, value in values.items():
         section, _, name = key.partition(".")
         nested.setdefault(section, {})[name] = value
+        if isinstance(value, str) and key in path_keys() and "://" not in value:
+            check_path(value, where=str(origins[key]))
         if isinstance(value, bool) and not is_switch(key):
             raise UsageError(f"{origins[key]}: {key} = {str(value).lower()} is no valid value")
     try:

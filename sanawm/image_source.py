@@ -18,6 +18,7 @@ from .components import check_stage1, find_component, stage1_config
 from .config import Resolved
 from .errors import UsageError
 from .io.rates import parse_fps
+from .locations import local_path
 from .notes import Notes
 from .refiner.config import RefinerConfig
 from .shapes import LatentShape, VAERatios, Window
@@ -100,10 +101,20 @@ def open_image(
         video.width // ratios.space,
     )
     find_component(settings, "stage1", why="an image", download=False)
+    _check_instruction(settings)
     fixes: dict[str, Any] = {"video.num_frames": frames}
     return ImageClip(
         "image", path, shape, asked=video.num_frames, fixes=fixes, picture=picture, rays=rays
     )
+
+
+def _check_instruction(settings: Resolved) -> None:
+    """Read the instruction that goes before stage 1's prompt, if it is on this disk."""
+    from .text.instruction import read_instruction
+
+    location = settings.settings.stage1.instruction
+    if location:
+        read_instruction(local_path(location, what="stage1 instruction", download=False))
 
 
 def _path_of_clip(
@@ -118,6 +129,7 @@ def _path_of_clip(
         ),
         stride=stride,
         explicit=settings.origin("video.num_frames").by_user,
+        where=trajectory.source,
         notes=notes,
     )
     clip = fit_to_clip(
@@ -143,6 +155,7 @@ def _intrinsics(
         image_size=source,
         target=ImageSize(video.width, video.height),
         supplied=supplied,
+        supplied_source=f"--intrinsics {given.intrinsics}",
         fov_x_deg=given.fov_x,
         allow_extreme_fov=settings.settings.camera.allow_extreme_fov,
         notes=notes,

@@ -222,14 +222,12 @@ class RefineJob:
 
     def _stage(self, name: str, models: tuple[str, ...]) -> Stage:
         pipe = self.pipeline
+        device = pipe.places[models[0]] if models else pipe.device
         residency: Residency | None = None
         if models and self.plan.settings.settings.runtime.offload == "all":
-            residency = Offloaded(lambda: getattr(pipe, models[0]), pipe.device)
+            residency = Offloaded(lambda: getattr(pipe, models[0]), device)
         stage = Stage(
-            name,
-            self.record.timeline,
-            residency=residency,
-            memory=lambda: device_bytes(pipe.device),
+            name, self.record.timeline, residency=residency, memory=lambda: device_bytes(device)
         )
         self._stages.append(stage)
         return stage
@@ -329,7 +327,8 @@ class RefineJob:
         raise interrupted(done, blocks, code=code, fix=fix)
 
     def _memory(self, estimate: MemoryEstimate) -> None:
-        measured = peak_device_bytes(self.pipeline.device)
+        devices = {self.pipeline.device, *self.pipeline.places.values()}
+        measured = sum(peak_device_bytes(device) for device in devices)
         stages = {stage.name: stage.peak_bytes for stage in self._stages}
         self.record.memory |= {
             "predicted": estimate.rows(),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import MissingFile, UsageError
+from .paths import home_expanded
 
 HF = "hf://"
 _PATTERN = re.compile(
@@ -45,7 +46,7 @@ def local_path(location: str, *, what: str, download: bool) -> Path | None:
     cached copy; when there is none it is fetched with `download`, else None is returned.
     """
     if not location.startswith(HF):
-        path = Path(location).expanduser()
+        path = home_expanded(location, where=what)
         if not path.exists():
             raise MissingFile(
                 f"{what}: {path}: no such file or folder",

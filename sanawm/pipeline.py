@@ -27,6 +27,7 @@ from .io.rates import parse_fps
 from .locations import local_path
 from .notes import Notes
 from .ops.compiler import can_compile
+from .placement import choose_places
 from .refiner.model import RefinerModel
 from .refiner.noise import Noise, SeededNoise
 from .refiner.single_shot import refine_single_shot
@@ -55,7 +56,7 @@ FLAT_LATENTS = 1e-3
 
 
 class Pipeline:
-    """The components of one model set on one device; each is loaded when it is first used."""
+    """The components of one model set on their devices; each is loaded when it is first used."""
 
     def __init__(
         self,
@@ -68,9 +69,12 @@ class Pipeline:
         self.notes = notes or Notes()
         self.device = choose_device(settings.settings.runtime.device)
         self.dtype = choose_dtype(settings.settings.runtime.precision, self.device)
+        #: Device of each model by name; text encoders work on `device`.
+        self.places = choose_places(settings.settings.runtime.place, self.device)
         #: Keep the VAE encoder after a picture was encoded (a session that encodes many).
         self.keep_encoder = False
-        self._prepared: tuple[int, bool] | None = None
+        #: Rows of the blocks that the refiner's weights are laid out for, and whether compiled.
+        self.refiner_layout: tuple[int, bool] | None = None
         self._components = dict(components or {})
 
     @classmethod
@@ -80,11 +84,10 @@ class Pipeline:
         """Return the pipeline of presets or TOML files; `sets` are `section.key=value` strings."""
         return cls(resolve(configs, sets=list(sets)), notes=notes)
 
-    @property
-    def home(self) -> torch.device:
-        """Where models are when they do not work: main memory with `offload = "all"`."""
+    def home(self, model: str) -> torch.device:
+        """Where a model is when it does not work: main memory with `offload = "all"`."""
         offloaded = self.settings.settings.runtime.offload == "all"
-        return torch.device("cpu") if offloaded else self.device
+        return torch.device("cpu") if offloaded else self.places[model]
 
     @property
     def window(self) -> Window:
@@ -95,26 +98,20 @@ class Pipeline:
     @cached_property
     def refiner(self) -> RefinerModel:
         """The refiner transformer."""
-        return load_refiner(
-            self._path("refiner", "refining"),
-            device=self.home,
-            dtype=self.dtype,
-            notes=self.notes,
-        )
+        path, device = self._path("refiner", "refining"), self.home("refiner")
+        return load_refiner(path, device=device, dtype=self.dtype, notes=self.notes)
 
     @cached_property
     def decoder(self) -> VAEDecoder:
         """The causal VAE decoder."""
-        return load_decoder(
-            self._path("vae", "decoding"), device=self.home, dtype=self.dtype, notes=self.notes
-        )
+        path, device = self._path("vae", "decoding"), self.home("decoder")
+        return load_decoder(path, device=device, dtype=self.dtype, notes=self.notes)
 
     @cached_property
     def encoder(self) -> VAEEncoder:
         """The VAE encoder."""
-        return load_encoder(
-            self._path("vae", "encoding"), device=self.device, dtype=self.dtype, notes=self.notes
-        )
+        path, device = self._path("vae", "encoding"), self.places["encoder"]
+        return load_encoder(path, device=device, dtype=self.dtype, notes=self.notes)
 
     @cached_property
     def stage1(self) -> Stage1Model:
@@ -123,7 +120,7 @@ class Pipeline:
         return load_stage1(
             self._path("stage1", "an image"),
             config=config,
-            device=self.home,
+            device=self.home("stage1"),
             dtype=self.dtype,
             notes=self.notes,
         )
@@ -186,8 +183,8 @@ class Pipeline:
         options = self.settings.settings.stage1
         stream = Stage1Stream(
             self.stage1,
-            caption=caption.caption.to(self.device, self.dtype),
-            mask=caption.mask.to(self.device),
+            caption=caption.caption.to(self.places["stage1"], self.dtype),
+            mask=caption.mask.to(self.places["stage1"]),
             camera=PathCamera(rays, use_plucker=self.stage1.config.plucker_channels > 0),
             shape=shape,
             noise=noise or self.stage1_noise(shape, open_ended=open_ended),
@@ -198,7 +195,7 @@ class Pipeline:
             open_ended=open_ended,
             notes=self.notes,
         )
-        load = partial(stream.state.load_state_dict, device=self.device)
+        load = partial(stream.state.load_state_dict, device=self.places["stage1"])
         if not states.restore("stage1", load) and first is not None:
             stream.start(first)
         for chunk in stream:
@@ -208,7 +205,7 @@ class Pipeline:
     def stage1_noise(self, shape: LatentShape, *, open_ended: bool = False) -> Stage1Noise:
         """Return stage 1's seeded noise: a draw a chunk, or one for the clip (`reference`)."""
         runtime, options = self.settings.settings.runtime, self.settings.settings.stage1
-        device = "cpu" if runtime.noise_device == "cpu" else self.device
+        device = "cpu" if runtime.noise_device == "cpu" else self.places["stage1"]
         if options.noise == "reference":
             return ClipNoise.reference(runtime.seed, shape=shape, device=device, dtype=self.dtype)
         spans = chunk_plan(shape.frames, options.num_frame_per_block, open_ended=open_ended)
@@ -237,7 +234,8 @@ class Pipeline:
         """Return the refiner's seeded noise."""
         runtime = self.settings.settings.runtime
         seed = runtime.seed if runtime.refiner_seed is None else runtime.refiner_seed
-        return SeededNoise(seed, device="cpu" if runtime.noise_device == "cpu" else self.device)
+        on_cpu = runtime.noise_device == "cpu"
+        return SeededNoise(seed, device="cpu" if on_cpu else self.places["refiner"])
 
     def refine(
         self,
@@ -290,7 +288,7 @@ class Pipeline:
 
         def load(saved: Mapping[str, Any]) -> None:
             nonlocal done
-            state.load_state_dict(saved["vae"], device=self.device)
+            state.load_state_dict(saved["vae"], device=self.places["decoder"])
             done = int(saved["frames"])
 
         states.restore("decode", load)
@@ -303,12 +301,13 @@ class Pipeline:
 
     def decode_chunk(self, latents: Tensor, state: DecoderState, *, number: int) -> np.ndarray:
         """Return the next frames `(T, H, W, 3)` uint8 of a stream of latents (batch 1)."""
-        pixels = self.decoder.decode(latents.to(self.device), state)
+        pixels = self.decoder.decode(latents.to(self.places["decoder"]), state)
         try:
             frames = pixels_to_uint8(pixels)[0].cpu().numpy()
         except NumericsError as e:
             raise NumericsError(f"block {number}: {e.message}", fix=e.fix) from None
-        if frames.std() < FLAT_LEVELS and float(latents.float().std()) > FLAT_LATENTS:
+        sample = frames[:, ::4, ::4]  # numpy's std makes two float64 copies of what it gets
+        if sample.std() < FLAT_LEVELS and float(latents.float().std()) > FLAT_LATENTS:
             self.notes.warn(
                 f"block {number}: the decoded frames are flat while their latents are not; "
                 "the VAE decoder may be damaged"
@@ -320,7 +319,7 @@ class Pipeline:
         state = EncoderState()
         for batch in frames:
             pixels = uint8_to_pixels(torch.from_numpy(np.array(batch))[None])
-            latents = self.encoder.encode(pixels.to(self.device), state)
+            latents = self.encoder.encode(pixels.to(self.places["encoder"]), state)
             yield check_latents(latents, taken=state.taken)
         self.encoder.finish(state)
 
@@ -366,11 +365,12 @@ class Pipeline:
         runtime = self.settings.settings.runtime
         rows = shape.batch * self.window.block * shape.tokens_per_frame
         wanted = (rows, runtime.compile)
-        moves = runtime.offload == "all" and self.device.type != "cpu"
-        if self._prepared != wanted and not moves:
-            compiled = runtime.compile and can_compile(self.device, self.notes)
+        device = self.places["refiner"]
+        moves = runtime.offload == "all" and device.type != "cpu"
+        if self.refiner_layout != wanted and not moves:
+            compiled = runtime.compile and can_compile(device, self.notes)
             self.refiner.prepare(rows=rows, compiled=compiled)
-            self._prepared = wanted
+            self.refiner_layout = wanted
 
     def _single_shot(
         self, clean: Iterable[Tensor], prompt: PromptEmbeds, shape: LatentShape, noise: Noise

@@ -23,6 +23,7 @@ from .errors import MissingFile, UsageError
 from .io.rates import parse_fps
 from .notes import Notes
 from .outputs import Outputs, default_state, plan_outputs, refuse_weights
+from .placement import check_places
 from .refiner.config import RefinerConfig
 from .shapes import BlockSpan, LatentShape, PixelShape, VAERatios, Window, check_window
 from .sources import Source, open_source
@@ -104,6 +105,7 @@ def make_plan(settings: Resolved, *, notes: Notes, download: bool) -> Plan:
     released architectures are assumed. Raises the errors of every part.
     """
     warn_unused(settings, notes=notes)
+    check_places(settings, notes=notes)
     window = _window(settings, notes)
     fps = parse_fps(settings.settings.video.fps)
     if settings.settings.video.output_fps is not None:

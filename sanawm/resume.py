@@ -13,6 +13,7 @@ from .errors import InputError
 from .locations import local_path
 from .notes import Notes
 from .outputs import SIDE_FILES, default_state
+from .placement import choose_places
 from .plan import Plan
 from .report import Record, file_sha256, versions
 from .states import (
@@ -35,6 +36,7 @@ FREE_KEYS = (
     "runtime.device",
     "runtime.precision",
     "runtime.threads",
+    "runtime.place",
     "text.store",
     "video.faststart",
     "input.image",
@@ -65,10 +67,12 @@ def recipe_of(
 ) -> dict[str, Any]:
     """Return everything that fixes the result of a run, as a flat JSON-able table."""
     found = versions()
+    places = choose_places(plan.settings.settings.runtime.place, device)
     return {
         **_asked(plan, record),
         "precision": str(dtype),
         "device": device.type,
+        "places": [place.type for place in places.values()],
         "threads": torch.get_num_threads() if device.type == "cpu" else None,
         "sanawm": __version__,
         "torch": found["torch"],

@@ -7,6 +7,7 @@ locations have none.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -161,6 +162,7 @@ class RuntimeSettings(Section):
     schedule: Literal["auto", "sequential", "overlap"] = "auto"
     compile: bool = False
     threads: Positive | None = None
+    place: str | None = None
 
 
 class Settings(Section):
@@ -199,6 +201,12 @@ def all_keys() -> dict[str, Any]:
 def is_path(key: str) -> bool:
     """Tell whether a key names a file or folder (relative to the file that sets it)."""
     return "'path'" in repr(all_keys()[key].annotation)
+
+
+@cache
+def path_keys() -> frozenset[str]:
+    """Return the keys that name a file or folder."""
+    return frozenset(key for key in all_keys() if is_path(key))
 
 
 def is_switch(key: str) -> bool:

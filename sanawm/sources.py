@@ -178,8 +178,9 @@ def cap_frames(
     wanted = available if asked is None else min(asked, available)
     used = snap_frames(wanted, stride, available)
     if used < least:
+        subject = what if asked is None or asked > available else "--num-frames"
         raise UsageError(
-            f"{what}: {wanted} frames make less than one block; expected {stride}*k + 1, "
+            f"{subject}: {wanted} frames make less than one block; expected {stride}*k + 1, "
             f"at least {least}",
             fix=f"use at least {least} frames",
         )

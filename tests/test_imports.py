@@ -18,7 +18,8 @@ LAYERS: dict[str, set[str]] = {
     "shapes": {"errors"},
     "schedules": {"errors"},
     "settings": {"schedules"},
-    "config": {"errors", "settings"},
+    "paths": {"errors"},
+    "config": {"errors", "paths", "settings"},
     "tensorfile": {"errors"},
     "checkpoint": {"errors", "tensorfile"},
     "ops": {"errors", "notes"},
@@ -36,7 +37,7 @@ LAYERS: dict[str, set[str]] = {
         "camera",
     },
     "camera": {"errors", "notes", "shapes"},
-    "io": {"errors", "notes", "shapes", "tensorfile", "checkpoint"},
+    "io": {"errors", "notes", "paths", "shapes", "tensorfile", "checkpoint"},
 }
 
 

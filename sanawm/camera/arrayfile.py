@@ -24,7 +24,8 @@ ZIP_MAGIC = b"PK\x03\x04"
 BAD_HEADER = (ValueError, EOFError, TypeError, KeyError, SyntaxError, tokenize.TokenError)
 #: What zipfile raises for a damaged archive or member.
 BAD_MEMBER = (
-    zipfile.BadZipFile, zlib.error, struct.error, RuntimeError, EOFError, OSError
+    zipfile.BadZipFile, zlib.error, struct.error, RuntimeError, EOFError, OSError,
+    UnicodeDecodeError,
 )  # fmt: skip
 #: Largest array that is read, bytes: more than a day of poses, one a frame.
 MAX_ARRAY_BYTES = 1 << 28

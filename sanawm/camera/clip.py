@@ -31,13 +31,15 @@ def plan_frames(
     stride: int,
     explicit: bool = True,
     minimum: int | None = None,
+    where: str = "",
     notes: Notes,
 ) -> int:
     """Return the frames of the clip: `min(asked, poses)` snapped to `stride * k + 1`, ties up.
 
     `poses` is what the path can give (`poses_available`), None for no bound. `explicit` says that
     the user typed the number; one that a preset brought may be shortened. `minimum` is the fewest
-    frames that make a clip, `stride + 1` (one block) without it. Every difference is noted.
+    frames that make a clip, `stride + 1` (one block) without it. `where` names the path's source in
+    messages. Every difference is noted.
 
     Raises `UsageError` for fewer than one frame, for an explicit number above `poses`, and when
     less than one block is possible.
@@ -45,17 +47,18 @@ def plan_frames(
     least = stride + 1 if minimum is None else minimum
     rule = f"{stride}*k + 1 frames"
     count = "1 pose" if poses == 1 else f"{poses} poses"
+    name = f"{where}: " if where else ""
     if asked < 1:
         raise UsageError(f"{asked} frames asked, expected at least {least}", fix=f"ask for {least}")
     if poses is not None and poses < least:
         raise InputError(
-            f"{asked} frames asked, but the camera path gives {count}: a clip needs at least "
+            f"{name}{asked} frames asked, but the camera path gives {count}: a clip needs at least "
             f"{least} ({rule}, one pose a frame)",
             fix=f"give {least} poses or more, or use --resample clip or --hold-last",
         )
     if explicit and poses is not None and asked > poses:
         raise UsageError(
-            f"{asked} frames asked, but the camera path gives {count} (one a frame)",
+            f"{name}{asked} frames asked, but the camera path gives {count} (one a frame)",
             fix=f"ask for at most {snap_frames(poses, stride, poses)} frames, or use --hold-last "
             "or --resample clip",
         )
@@ -68,7 +71,8 @@ def plan_frames(
         )
     if poses is not None and asked > poses:
         notes.change(
-            f"{asked} frames asked, the camera path gives {count}: {used} frames are made ({rule})"
+            f"{name}{asked} frames asked, the camera path gives {count}: {used} frames are made "
+            f"({rule})"
         )
     elif used != asked:
         below = asked - (asked - 1) % stride

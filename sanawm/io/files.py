@@ -16,9 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from sanawm.errors import OutputError, UsageError
+from sanawm.paths import MAX_NAME_BYTES
 
-#: Longest file name that common file systems take, in bytes of UTF-8.
-MAX_NAME_BYTES = 255
 #: What is put behind a video's stem while it grows.
 VIDEO_PART_SUFFIX = ".part.mp4"
 

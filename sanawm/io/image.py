@@ -12,7 +12,9 @@ What `read_image` does to the many kinds of pictures:
 from __future__ import annotations
 
 import re
+import struct
 import warnings
+import zlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,6 +34,13 @@ LARGE_CUT = 0.2
 #: Pictures of which less than this share would be left are refused: resizing them takes memory
 #: without bound.
 SMALLEST_KEPT = 0.01
+
+
+#: What Pillow's readers raise for damaged bytes.
+BROKEN = (
+    OSError, ValueError, SyntaxError, EOFError, IndexError, KeyError, TypeError, OverflowError,
+    struct.error, zlib.error,
+)  # fmt: skip
 
 
 class Fit(NamedTuple):
@@ -111,8 +120,9 @@ def read_image(path: Path, *, notes: Notes) -> np.ndarray:
     """
     try:
         with warnings.catch_warnings():
-            # Pillow warns from half its limit on; the limit itself stays an error.
+            # Pillow warns from half its limit on (itself an error), and of tags that it skips.
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            warnings.simplefilter("ignore", UserWarning)
             with Image.open(path) as image:
                 return _to_rgb(image, path, notes)
     except FileNotFoundError:
@@ -131,7 +141,7 @@ def read_image(path: Path, *, notes: Notes) -> np.ndarray:
         size = path.stat().st_size
         what = "the file is empty" if size == 0 else f"not a picture that can be read ({size} B)"
         raise InputError(f"{path}: {what}", fix="give a PNG or JPEG file") from None
-    except (OSError, ValueError, SyntaxError, EOFError, IndexError, OverflowError) as error:
+    except BROKEN as error:
         raise InputError(
             f"{path}: the picture is broken or cut short ({error})", fix="fetch the file again"
         ) from None

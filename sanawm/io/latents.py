@@ -14,7 +14,10 @@ and checks it for NaN and infinity. Nothing here runs code from a file.
 from __future__ import annotations
 
 import math
+import struct
+import tokenize
 import zipfile
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -23,7 +26,7 @@ import numpy as np
 from sanawm.checkpoint import read_pt
 from sanawm.errors import CheckpointError, InputError, MissingFile
 from sanawm.shapes import LatentShape
-from sanawm.tensorfile import list_some, read_header
+from sanawm.tensorfile import list_some, read_header, short
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +37,11 @@ NOISE_KEY = "eps"
 WRITTEN_KEY = "frames_written"
 AXES = "(batch, channels, latent frames, height, width)"
 
+#: What the readers of NumPy, zip and torch raise for damaged bytes.
+_BROKEN = (
+    OSError, ValueError, EOFError, KeyError, TypeError, SyntaxError, OverflowError, RuntimeError,
+    tokenize.TokenError, struct.error, zlib.error, zipfile.BadZipFile,
+)  # fmt: skip
 #: Largest array that is unpacked, bytes: an .npz is read whole, and a small one may hold a lot.
 MAX_UNPACKED = 4 << 30
 #: Latent frames that `check` reads at a time.
@@ -72,11 +80,14 @@ class _Safetensors:
         self.header = Header(infos[key].shape, dtype, metadata)
 
     def read(self, start: int, stop: int) -> torch.Tensor:
-        from safetensors import safe_open
+        from safetensors import SafetensorError, safe_open
 
         # Opened for each slice: pages of a mapping that stays open add up over a long clip.
-        with safe_open(str(self._path), framework="pt") as file:
-            tensor: torch.Tensor = file.get_slice(self._key)[:, :, start:stop]
+        try:
+            with safe_open(str(self._path), framework="pt") as file:
+                tensor: torch.Tensor = file.get_slice(self._key)[:, :, start:stop]
+        except SafetensorError as error:
+            raise ValueError(short(error)) from None
         return tensor
 
 
@@ -197,7 +208,7 @@ def _open(path: Path, key: str) -> _Slices:
         raise MissingFile(f"{path}: cannot be read ({error.strerror})") from None
     except InputError:
         raise
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+    except _BROKEN as error:
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
         if "pickle" in text.lower():
             text = "it holds Python objects, which are never loaded"
@@ -244,10 +255,10 @@ class TensorSource:
             )
         try:
             tensor = self._slices.read(start, stop)
-        except (OSError, ValueError, RuntimeError) as error:
+        except _BROKEN as error:
             raise InputError(
-                f"{self.path}: latent frames {start} to {stop - 1} cannot be read ({error})",
-                fix="the file changed while it was read; run again",
+                f"{self.path}: latent frames {start} to {stop - 1} cannot be read ({short(error)})",
+                fix="the file is damaged, or changed while it was read",
             ) from None
         bad = ~tensor.isfinite()
         if bad.any():

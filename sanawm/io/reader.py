@@ -137,6 +137,8 @@ class VideoReader:
                     times.append(float("nan") if stamp is None else stamp * unit)
             except av.error.InvalidDataError:
                 torn = True
+            except av.error.FFmpegError as error:
+                raise self._undecodable(error) from None
         stamps = np.sort(np.array(times))
         if np.isnan(stamps).any():
             stamps = np.arange(len(times)) / float(self._header_rate or 1)
@@ -158,6 +160,8 @@ class VideoReader:
                         count += 1
             except av.error.InvalidDataError:
                 torn = True
+            except av.error.FFmpegError as error:
+                raise self._undecodable(error) from None
             if not torn:
                 return
             for frame in _flush(stream):
@@ -166,6 +170,12 @@ class VideoReader:
             self._notes.warn(
                 f"{self.path}: the video is cut short or damaged; the first {count} frames are used"
             )
+
+    def _undecodable(self, error: av.error.FFmpegError) -> InputError:
+        return InputError(
+            f"{self.path}: the video cannot be decoded ({error.strerror or error})",
+            fix="encode it again as H.264 MP4, or fetch the file again",
+        )
 
     def frames(
         self, *, count: int | None = None, indices: Iterable[int] | None = None

@@ -7,16 +7,15 @@ tensor is kept, so a file that was cut or changed is refused instead of giving o
 from __future__ import annotations
 
 import json
-import os
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sanawm.errors import CheckpointError, InputError, MissingFile, OutputError
-from sanawm.tensorfile import read_header
+from sanawm.errors import CheckpointError, InputError, MissingFile
+from sanawm.tensorfile import read_header, short
 
-from .files import atomic_write, write_error
+from .tensor_writer import write_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -38,23 +37,12 @@ def save_state(path: Path, state: Mapping[str, Any]) -> int:
     The file is written beside `path`, flushed to the disk and renamed, so that `path` always holds
     one whole state. Raises `OutputError`.
     """
-    from safetensors.torch import save_file
-
     tensors: dict[str, torch.Tensor] = {}
     plain = _split(state, "", tensors)
     stored = {name: t.detach().to("cpu").contiguous() for name, t in tensors.items()}
-    head = {"schema": SCHEMA, "values": plain, "checksums": _checksums(stored)}
-    with atomic_write(path) as temporary:
-        try:
-            text = json.dumps(head)
-            metadata = {KEY: text, CHECK: str(zlib.crc32(text.encode()))}
-            save_file(stored, str(temporary), metadata=metadata)
-        except Exception as error:
-            # safetensors wraps every cause in its own error; the disk tells what it was.
-            raise _cause(path, error) from None
-        with temporary.open("rb+") as f:
-            os.fsync(f.fileno())
-    return path.stat().st_size
+    text = json.dumps({"schema": SCHEMA, "values": plain, "checksums": _checksums(stored)})
+    metadata = {KEY: text, CHECK: str(zlib.crc32(text.encode()))}
+    return write_tensors(path, stored, metadata, overwrite=True, suffixes=())
 
 
 def load_state(path: Path) -> dict[str, Any]:
@@ -62,15 +50,18 @@ def load_state(path: Path) -> dict[str, Any]:
 
     Raises `MissingFile`, or `InputError` when the file is cut short, changed, or no run state.
     """
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
     try:
         infos, metadata = read_header(path)
     except CheckpointError as e:
         raise InputError(f"run state {e.message}", fix=_BAD) from None
     head = _head(path, metadata)
-    with safe_open(str(path), framework="pt") as file:
-        tensors = {name: file.get_tensor(name).clone() for name in infos}
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            tensors = {name: file.get_tensor(name).clone() for name in infos}
+    except (SafetensorError, OSError, ValueError, KeyError) as e:
+        raise InputError(f"run state {path}: it cannot be read ({short(e)})", fix=_BAD) from None
     found = _checksums(tensors)
     for name, expected in head["checksums"].items():
         if found.get(name) != expected:
@@ -155,15 +146,3 @@ def _checksums(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
         return zlib.crc32(data.data, start) if t.numel() else start
 
     return {name: checksum(t) for name, t in tensors.items()}
-
-
-def _cause(path: Path, error: Exception) -> OutputError:
-    """Return the error for a failed write; safetensors hides the errno in its text."""
-    import re
-
-    if isinstance(error, OSError):
-        return write_error(path, error)
-    number = re.search(r"os error (\d+)", str(error))
-    if number is not None:
-        return write_error(path, OSError(int(number[1]), str(error)))
-    return OutputError(f"{path}: the run state cannot be written ({error})")

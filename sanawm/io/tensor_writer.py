@@ -40,14 +40,16 @@ def write_tensors(
     metadata: Mapping[str, str],
     *,
     overwrite: bool = False,
+    suffixes: tuple[str, ...] = (".safetensors",),
 ) -> int:
     """Write `tensors`, bit for bit, to the safetensors file `path`; return its size in bytes.
 
     Each tensor is copied in pieces, so memory-mapped ones never fill the memory. The file appears
-    whole or not at all. Raises `OutputError` when it exists (without `overwrite`) or cannot be
-    written, `InputError` for a dtype that safetensors does not have.
+    whole or not at all; its name must end in one of `suffixes`, if there are any. Raises
+    `OutputError` when it exists (without `overwrite`) or cannot be written, `InputError` for a
+    dtype that safetensors does not have.
     """
-    check_output(path, overwrite=overwrite, suffixes=(".safetensors",))
+    check_output(path, overwrite=overwrite, suffixes=suffixes)
     codes: dict[str, str] = {}
     for name, tensor in tensors.items():
         code = dtype_code(tensor.dtype)

@@ -152,7 +152,12 @@ class Stage1Config:
         Raises `MissingFile`, or `InputError` for a file that is malformed or describes a model
         that this code does not compute.
         """
-        return cls.from_mapping(read_sections(path), where=str(path), notes=notes)
+        try:
+            return cls.from_mapping(read_sections(path), where=str(path), notes=notes)
+        except InputError as e:
+            if str(path) in e.message:
+                raise
+            raise InputError(f"{path}: {e.message}", fix=e.fix) from None
 
     @classmethod
     def from_mapping(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sanawm.errors import CheckpointError, MissingFile
 from sanawm.notes import Notes
-from sanawm.tensorfile import read_json
+from sanawm.tensorfile import read_json, short
 
 from .library import cannot, import_transformers
 
@@ -59,8 +59,14 @@ def load_tokenizer(text_encoder: Path) -> PreTrainedTokenizerBase:
     try:
         return transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except Exception as e:  # the Rust tokenizers raise plain `Exception` for a broken file
-        if (folder / "tokenizer.json").is_file():
-            read_json(folder / "tokenizer.json")
+        file = folder / "tokenizer.json"
+        if file.is_file():
+            read_json(file)
+            if type(e) is Exception or isinstance(e, (KeyError, TypeError, ValueError)):
+                raise CheckpointError(
+                    f"{file}: damaged, or of a newer format than is read here ({short(e)})",
+                    fix="fetch the tokenizer files again",
+                ) from None
         raise cannot(f"read the tokenizer in {folder}", e) from None
 
 
@@ -92,9 +98,7 @@ def tokenize(
             f"{what} has {len(whole)} tokens, the text encoder takes {max_length}: "
             f"the last {len(whole) - max_length} were cut off"
         )
-        ids = list(
-            tokenizer(prompt, truncation=True, max_length=max_length, padding=False)["input_ids"]
-        )
+        ids = _ids(tokenizer, prompt, max_length=max_length)
     if tokenizer.bos_token_id is not None and ids[:1] != [tokenizer.bos_token_id]:
         notes.warn("the tokenizer puts no begin-of-sequence token in front of the prompt")
     padding = [pad] * (max_length - len(ids))
@@ -105,4 +109,23 @@ def tokenize(
 
 def token_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """Return the ids of the whole `text` with special tokens, without padding."""
-    return list(tokenizer(text, truncation=False, padding=False, verbose=False)["input_ids"])
+    return _ids(tokenizer, text, max_length=None)
+
+
+def _ids(tokenizer: PreTrainedTokenizerBase, text: str, *, max_length: int | None) -> list[int]:
+    try:
+        found = tokenizer(
+            text,
+            truncation=max_length is not None,
+            max_length=max_length,
+            padding=False,
+            verbose=False,
+        )
+    except BaseException as e:  # a panic of the Rust tokenizers is no `Exception`
+        if type(e).__name__ != "PanicException":
+            raise
+        raise CheckpointError(
+            f"{tokenizer.name_or_path}: the tokenizer files do not fit each other ({short(e)})",
+            fix="fetch the tokenizer files again",
+        ) from None
+    return list(found["input_ids"])

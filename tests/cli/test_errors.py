@@ -58,7 +58,11 @@ def refused(folder: Path, code: int, *words: str, arguments: tuple[object, ...])
     ("options", "code", "words"),
     [
         # Usage
-        (("--num-frames", 5), 2, ("5 frames", "less than one block", f"at least {STRIDE + 1}")),
+        (
+            ("--num-frames", 5),
+            2,
+            ("--num-frames: 5 frames", "less than one block", f"at least {STRIDE + 1}"),
+        ),
         (("--num-frames", 0), 2, ("--num-frames 0", "at least 1")),
         (("--num-frames", -3), 2, ("--num-frames -3",)),
         (("--num-frames", "many"), 2, ("--num-frames", "many")),
@@ -310,6 +314,25 @@ def test_weights_of_another_vae(in_tmp: Path, latents: Path) -> None:
     refused(
         in_tmp, 3, f"takes {CHANNELS} latent channels", f"{CHANNELS * 2}",
         arguments=("refine", "--latents", latents, "-o", "o.mp4", "--set", "model.vae=vae"),
+    )  # fmt: skip
+
+
+def test_a_text_encoder_of_another_depth(in_tmp: Path, latents: Path) -> None:
+    shutil.copytree(TINY / "gemma3_12b", "gemma")
+    config = json.loads(Path("gemma/config.json").read_text())
+    text = config.get("text_config", config)
+    layers = text["num_hidden_layers"]
+    text["num_hidden_layers"] = layers - 1
+    if "layer_types" in text:
+        text["layer_types"] = text["layer_types"][:-1]
+    Path("gemma/config.json").write_text(json.dumps(config))
+    refused(
+        in_tmp, 3, f"gives {layers} hidden states", f"connectors expect {layers + 1}",
+        "same release",
+        arguments=(
+            "refine", "--latents", latents, "-o", "o.mp4", "--no-prompt-store",
+            "--set", "model.text_encoder=gemma",
+        ),
     )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from .command import (
 )
 
 PLAIN = ("--set", "input.action=")
+SMALL = ("--height", 48, "--width", 64)
 
 
 @pytest.fixture
@@ -96,16 +97,17 @@ def test_a_large_cut_is_a_warning(clip: Path) -> None:
 
 
 def test_num_frames_caps_and_snaps(clip: Path) -> None:
-    done = sanawm("refine", "--video", clip, "--num-frames", STRIDE + 2, "-o", "o.mp4", *PLAIN)
+    args = ("refine", "--video", clip, *SMALL, *PLAIN)
+    done = sanawm(*args, "--num-frames", STRIDE + 2, "-o", "o.mp4")
     assert f"note: {STRIDE + 2} frames asked: {STRIDE + 1} are used" in done.err
     assert len(video_frames(Path("o.mp4"))) == STRIDE
-    done = sanawm("refine", "--video", clip, "--num-frames", 99, "-o", "p.mp4", *PLAIN)
+    done = sanawm(*args, "--num-frames", 99, "-o", "p.mp4")
     assert f"note: 99 frames asked ({clip} has 40): 37 are used" in done.err
     assert len(video_frames(Path("p.mp4"))) == 36
 
 
 def test_the_users_rate_beats_the_videos(clip: Path) -> None:
-    args = ("--fps", 10, "--num-frames", STRIDE + 1, "-o", "o.mp4", *PLAIN)
+    args = ("--fps", 10, "--num-frames", STRIDE + 1, "-o", "o.mp4", *SMALL, *PLAIN)
     done = sanawm("refine", "--video", clip, *args)
     assert f"note: {clip}: its 25 frames per second are played as 10" in done.err
     with av.open("o.mp4") as container:
@@ -113,7 +115,7 @@ def test_the_users_rate_beats_the_videos(clip: Path) -> None:
 
 
 def test_resampling_picks_frames_at_the_users_rate(clip: Path) -> None:
-    args = ("--fps", 10, "--video-sampling", "resample", "-o", "o.mp4", *PLAIN)
+    args = ("--fps", 10, "--video-sampling", "resample", "-o", "o.mp4", *SMALL, *PLAIN)
     done = sanawm("refine", "--video", clip, *args)
     assert done.code == 0, done.err
     assert f"note: {clip}: 40 frames at 25 resampled to 16 at 10 (24 skipped, 0 repeated)" in (
@@ -180,7 +182,7 @@ def test_a_camera_is_checked_and_recorded_but_changes_no_pixel(clip: Path) -> No
     poses = np.tile(np.eye(4, dtype=np.float32), (frames + 3, 1, 1))
     poses[:, 0, 3] = np.linspace(0, 1, len(poses))
     np.save("c.npy", poses)
-    common = ("refine", "--video", clip, "--num-frames", frames)
+    common = ("refine", "--video", clip, "--num-frames", frames, *SMALL)
     with_camera = ("--camera", "c.npy", "--save-camera", "s.npy", "-o", "a.mp4")
     done = sanawm(*common, *with_camera)
     assert done.code == 0
@@ -201,7 +203,7 @@ def test_hold_last_and_resample_make_a_short_path_fit(clip: Path) -> None:
     poses = np.tile(np.eye(4, dtype=np.float32), (5, 1, 1))
     poses[:, 2, 3] = np.arange(5)
     np.save("c.npy", poses)
-    common = ("refine", "--video", clip, "--num-frames", frames, "--camera", "c.npy")
+    common = ("refine", "--video", clip, *SMALL, "--num-frames", frames, "--camera", "c.npy")
     done = sanawm(*common, "--hold-last", "--save-camera", "held.npy", "-o", "a.mp4")
     assert done.code == 0
     assert f"5 poses, the last is held up to frame {frames - 1}" in done.err
@@ -216,7 +218,7 @@ def test_a_saved_camera_is_taken_again(clip: Path) -> None:
     poses = np.tile(np.eye(4, dtype=np.float32), (STRIDE + 1, 1, 1))
     poses[:, 0, 3] = np.linspace(0, 0.3, len(poses))
     np.save("c.npy", poses)
-    common = ("refine", "--video", clip, "--num-frames", STRIDE + 1)
+    common = ("refine", "--video", clip, "--num-frames", STRIDE + 1, *SMALL)
     assert sanawm(*common, "--camera", "c.npy", "--save-camera", "d.npy", "-o", "a.mp4").code == 0
     assert sanawm(*common, "--camera", "d.npy", "--save-camera", "e.npy", "-o", "b.mp4").code == 0
     assert Path("d.npy").read_bytes() == Path("e.npy").read_bytes()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from sanawm.errors import CheckpointError, MachineError, MissingFile
+from sanawm.errors import CheckpointError, MissingFile
 from sanawm.notes import Notes
 from sanawm.text.tokenizer import load_tokenizer, tokenize, tokenizer_folder
 
@@ -120,7 +120,7 @@ def test_a_broken_tokenizer_file(gemma_folder: Path, tmp_path: Path) -> None:
     for file in gemma_folder.glob("*token*"):
         shutil.copy(file, tmp_path)
     (tmp_path / "tokenizer.json").write_text('{"version": "1.0"}')
-    with pytest.raises(MachineError, match=r"cannot read the tokenizer in .*tested with 5\.24\.0"):
+    with pytest.raises(CheckpointError, match=r"tokenizer.json: damaged, or of a newer format"):
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text('{"version": ')
     with pytest.raises(CheckpointError, match=r"tokenizer\.json: not valid JSON"):
