@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sanawm.errors import SanawmError, UsageError
+from sanawm.paths import check_path
 
 from .console import Console
 
@@ -25,7 +26,10 @@ def run(values: dict[str, Any], console: Console) -> None:
 
     for name in THRESHOLDS:
         if values.get(name) is not None and math.isnan(values[name]):
-            raise UsageError(f"--{name.replace('_', '-')} nan: expected a number")
+            flag = name.replace("_", "-")
+            raise UsageError(f"--{flag} nan: expected a number", fix=f"use --{flag} 0.9, say")
+    for name in ("a", "b"):
+        check_path(values[name], where="compare")
     a, b = Path(values["a"]), Path(values["b"])
     overwrite = bool(values.get("overwrite"))
     plot, beside = (_path(values.get(name)) for name in ("plot", "side_by_side"))

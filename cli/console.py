@@ -14,13 +14,15 @@ import time
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
-from sanawm.errors import OutputError, SanawmError
+from sanawm.errors import MissingFile, OutputError, SanawmError
 from sanawm.events import Event
 from sanawm.notes import Level, Notes
 
 from .streams import silence
 
 QUIET, NORMAL, VERBOSE = -1, 0, 1
+#: What to do about a file that is not there, or that nobody may read.
+CHECK_THE_PATH = "check the path, and that you may read it"
 
 
 class Face(Protocol):
@@ -76,7 +78,8 @@ class Console:
 
     def error(self, error: SanawmError) -> None:
         """Show an error in at most three lines."""
-        self.failure(error.message, error.exit_code, fix=error.fix)
+        remedy = CHECK_THE_PATH if isinstance(error, MissingFile) else None
+        self.failure(error.message, error.exit_code, fix=error.fix or remedy)
 
     def failure(self, message: str, exit_code: int, *, fix: str | None = None) -> None:
         """Show why the command ends with `exit_code`."""
@@ -269,7 +272,9 @@ def _open_log(path: Path | None) -> TextIO | None:
     except OutputError:
         raise
     except OSError as e:
-        raise OutputError(f"log file {path}: cannot be written ({e.strerror})") from None
+        raise OutputError(
+            f"log file {path}: cannot be written ({e.strerror})", fix="name another file"
+        ) from None
 
 
 def _is_log(path: Path) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from sanawm.paths import check_path
+
 from .console import Console
 from .params import DECODE
 from .session import settings_of
@@ -12,6 +14,7 @@ from .session import settings_of
 def run(values: dict[str, Any], console: Console) -> None:
     """Decode a latents file."""
     settings = settings_of(values, DECODE, console)
+    check_path(values["latents"], where="decode")
     from sanawm.convert import decode_file
 
     keep = values.get("drop_first_frame")

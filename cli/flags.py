@@ -20,7 +20,8 @@ def numbers(flag: str) -> Callable[[str], tuple[float, ...]]:
             return tuple(float(part) for part in text.strip().removesuffix(",").split(","))
         except ValueError:
             raise UsageError(
-                f"{flag} {text!r}: expected numbers separated by commas, like 0.9,0.5,0"
+                f"{flag} {text!r}: expected numbers separated by commas",
+                fix=f"write it like {flag} {'0.9,0.5,0' if flag == '--sigmas' else '1000,500,0'}",
             ) from None
 
     return parse

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sanawm.errors import SanawmError, UsageError
+from sanawm.paths import check_path
 
 from .console import Console
 
@@ -26,6 +27,7 @@ def run(values: dict[str, Any], console: Console) -> None:
     errors: list[SanawmError] = []
     for path in paths:
         try:
+            check_path(str(path), where="inspect")
             found = inspect_path(
                 path, stats=bool(values.get("stats")), keys=values.get("keys"), notes=console.notes
             )
@@ -63,7 +65,9 @@ def _convert(paths: list[Path], values: dict[str, Any], console: Console) -> Non
         if values.get(flag) is not None:
             raise UsageError(f"--{flag} and --convert exclude each other", fix="give one of them")
     if len(paths) != 1:
-        raise UsageError(f"--convert takes one file, {len(paths)} were given")
+        raise UsageError(
+            f"--convert takes one file, {len(paths)} were given", fix="convert one by one"
+        )
     made = convert_pt(paths[0], Path(values["convert"]), overwrite=bool(values.get("overwrite")))
     console.notes.info(f"{made.tensors} tensors, {made.bytes / 1e9:.3g} GB, without the pickle")
     data = {

@@ -234,6 +234,13 @@ COMPILE = _flag(
     "Compile the refiner's element-wise functions (C++ compiler needed; pays from about 7 blocks).",
     COMPUTE,
 )
+CUDA_GRAPH = _flag(
+    "--cuda-graph/--no-cuda-graph",
+    "runtime.cuda_graph",
+    bool,
+    "Replay the refiner's passes of the full window as CUDA graphs: same kernels, one launch.",
+    COMPUTE,
+)
 DEVICE = (
     _flag("--device", "runtime.device", str, "auto, cpu, cuda or cuda:N.", COMPUTE),
     _flag("--threads", "runtime.threads", int, "CPU threads.", COMPUTE),
@@ -308,6 +315,7 @@ STORE = _flag(
 )
 
 DECODE = (TARGET, FPS, *ENCODING, KEEP_FIRST, *PRECISION, *DEVICE, OVERWRITE)
+BENCH = (*SIZE, *REFINER, *PRECISION, COMPILE, CUDA_GRAPH, *DEVICE)
 ENCODE = (TARGET, *SIZE, LENGTH, *PRECISION, *DEVICE, OVERWRITE)
 
 

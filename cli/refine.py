@@ -45,6 +45,7 @@ def _dry_run(plan: Any, console: Console) -> None:
     from sanawm.estimate import estimate_memory
     from sanawm.placement import choose_places
     from sanawm.report import describe_weights
+    from sanawm.resume import resume_line
     from sanawm.space import check_space, state_bytes, state_path
 
     runtime = plan.settings.settings.runtime
@@ -53,7 +54,9 @@ def _dry_run(plan: Any, console: Console) -> None:
     dtype = choose_dtype(runtime.precision, device)
     estimate = estimate_memory(plan, device=device, dtype=dtype)
     check_space(plan, estimate, dtype, notes=console.notes)
-    lines = dry_run_lines(plan, device=device, dtype=dtype, estimate=estimate)
+    asked = plan.settings.settings.output.resume
+    resume = resume_line(plan, device=device, dtype=dtype) if asked else None
+    lines = dry_run_lines(plan, device=device, dtype=dtype, estimate=estimate, resume=resume)
     weights = describe_weights(plan.components)
     for row in weights:
         lines.append(f"hash   {row['component']}: {row['header_sha256']}")
@@ -64,7 +67,9 @@ def _dry_run(plan: Any, console: Console) -> None:
         "frames": {"decoded": plan.frames.decoded, "written": plan.frames.written},
         "blocks": len(plan.blocks),
         "memory": estimate.rows(),
+        "memory_for": estimate.where,
         "state_bytes": state_bytes(plan, estimate, dtype) if state_path(plan) else 0,
+        "resume": resume,
         "prompt_sha256": plan.prompt.sha256,
         "weights": weights,
         "settings": plan.settings.table(),

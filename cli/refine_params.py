@@ -6,6 +6,7 @@ from .camera_params import ACTION_FLAGS, ACTION_STRING, ALLOW_EXTREME_FOV, LENS_
 from .params import (
     CAMERA_FLAGS,
     COMPILE,
+    CUDA_GRAPH,
     DEVICE,
     FPS,
     LENGTH,
@@ -39,6 +40,7 @@ REFINE = (
     *PRECISION,
     *SCHEDULE,
     COMPILE,
+    CUDA_GRAPH,
     *DEVICE,
     STORE,
     *REFINE_OUTPUT,

@@ -1,4 +1,4 @@
-"""The parameters of `sanawm inspect`, `compare` and `doctor`. They set no settings key."""
+"""The parameters of `sanawm inspect`, `compare`, `bench` and `doctor`. They set no settings key."""
 
 from __future__ import annotations
 
@@ -94,3 +94,9 @@ COMPARE = (
 )
 
 DOCTOR = (JSON,)
+
+BENCH = (
+    _option("--blocks", int, "Blocks that are measured, once the window is full (5).", "N", 1),
+    _option("--repeat", int, "Clips; the least of their medians counts (1).", "N", 1),
+    JSON,
+)

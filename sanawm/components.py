@@ -14,7 +14,9 @@ from .refiner.config import RefinerConfig
 from .shapes import VAERatios, Window
 from .stage1.config import Stage1Config
 from .stage1.plan import check_chunk_size
+from .tensorfile import read_json
 from .vae.config import VAEConfig
+from .vae.config_json import CLASS_NAMES
 
 if TYPE_CHECKING:
     import torch
@@ -43,13 +45,17 @@ def find_component(settings: Resolved, name: str, *, why: str, download: bool) -
     Raises `UsageError` when it is not configured (`why` says what needs it) and `MissingFile`
     when it is not there.
     """
-    location = settings.get(f"model.{name}")
+    key = f"model.{name}"
+    location = settings.get(key)
     if not location:
         raise UsageError(
             f"no location for the {name}: {why} needs it",
             fix=f"choose a preset with -c, or --set model.{name}=FOLDER",
         )
-    return Component(name, location, local_path(location, what=name, download=download))
+    path = local_path(
+        location, what=name, download=download, key=key, set_by=str(settings.origin(key))
+    )
+    return Component(name, location, path)
 
 
 def refiner_config(component: Component) -> RefinerConfig:
@@ -61,11 +67,22 @@ def refiner_config(component: Component) -> RefinerConfig:
     return RefinerConfig.from_json(transformer_folder(component.path) / "config.json")
 
 
-def vae_config(component: Component) -> VAEConfig:
-    """Return the VAE's architecture; the released one when it is not on this disk."""
+def vae_config(component: Component, *, notes: Notes | None = None) -> VAEConfig:
+    """Return the VAE's architecture; the released one when it is not on this disk.
+
+    Settings that the file lacks take the released model's values: without the name of its class,
+    it may be any other file, which is worth a warning.
+    """
     if component.path is None:
         return VAEConfig.released()
-    return VAEConfig.from_json(component.path / "config.json")
+    path = component.path / "config.json"
+    config = VAEConfig.from_json(path, notes=notes)
+    if notes is not None and "_class_name" not in read_json(path):
+        notes.warn(
+            f"{path}: no _class_name in it; it is read as {CLASS_NAMES[0]}, and every setting "
+            "that is not there takes the released model's value"
+        )
+    return config
 
 
 def check_pair(refiner: RefinerConfig, vae: VAEConfig, *, where: str) -> None:
@@ -90,7 +107,10 @@ def stage1_config(settings: Resolved, *, download: bool, notes: Notes) -> Stage1
     location = settings.settings.model.stage1_config
     if not location:
         return Stage1Config.released()
-    path = local_path(location, what="stage1_config", download=download)
+    key = "model.stage1_config"
+    path = local_path(
+        location, what="stage1_config", download=download, key=key, set_by=str(settings.origin(key))
+    )
     return Stage1Config.released() if path is None else Stage1Config.from_file(path, notes=notes)
 
 
@@ -134,7 +154,10 @@ def choose_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     kind, _, number = name.partition(":")
     if kind not in ("cpu", "cuda") or (number and not number.isdecimal()):
-        raise UsageError(f"device {name!r} is unknown; expected auto, cpu, cuda or cuda:N")
+        raise UsageError(
+            f"device {name!r} is unknown; expected auto, cpu, cuda or cuda:N",
+            fix="use --device auto",
+        )
     if kind == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if int(number or 0) >= count:

@@ -15,33 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from .errors import InputError, MissingFile, SanawmError, UsageError
+from .expected import shown, wrong_value
+from .origins import RANKS, Origin
 from .paths import check_path, home_expanded
 from .settings import EXCLUSIVE, Settings, all_keys, is_path, is_switch, path_keys
 
-#: Strength of an origin. Values that an input file fixes lie between `preset` and `file`.
-RANKS = {"default": 0, "preset": 1, "input": 2, "file": 3, "set": 4, "flag": 5}
 DEFAULT_PRESET = "tiny"
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Who set a value: `kind` is a key of RANKS, `where` names the file, preset or flag."""
-
-    kind: str
-    where: str
-
-    @property
-    def rank(self) -> int:
-        """Strength: a value of higher rank replaces one of lower or equal rank."""
-        return RANKS[self.kind]
-
-    @property
-    def by_user(self) -> bool:
-        """True for flags, `--set` and the user's own files."""
-        return self.rank >= RANKS["file"]
-
-    def __str__(self) -> str:
-        return self.where
 
 
 @dataclass(frozen=True)
@@ -71,6 +50,14 @@ class Resolved:
         """Return the value of `key` (`section.name`)."""
         section, _, name = key.partition(".")
         return getattr(getattr(self.settings, section), name)
+
+    def named(self, key: str) -> str:
+        """Return a setting as whoever set it knows it: `--fov-x 90`, `input.fov_x = 90 (a.toml)`.
+
+        Messages about a value say with this whether it was typed, or came from a preset.
+        """
+        origin = self.origins[key]
+        return origin.setting(key, shown(self.get(key), origin))
 
     def with_input(self, values: Mapping[str, Any], *, where: str) -> Resolved:
         """Return settings in which an input file fixes `values` that the user did not set."""
@@ -122,7 +109,7 @@ def config_path(name: str) -> tuple[Path, bool]:
 
     A name without a separator or `.toml` is a preset; the error lists them and the nearest one.
     """
-    check_path(name, where="config")
+    check_path(name, where="config", pipe=True)
     plain = not name.endswith(".toml") and "/" not in name and "\\" not in name
     if plain and not Path(name).is_file():
         presets = preset_names()
@@ -144,7 +131,9 @@ def read_toml(path: Path) -> dict[str, Any]:
     except OSError as e:
         raise MissingFile(f"config {path}: cannot be read ({e.strerror})") from None
     except (ValueError, RecursionError) as e:
-        raise InputError(f"config {path}: not valid TOML in UTF-8 ({e})") from None
+        raise InputError(
+            f"config {path}: not valid TOML in UTF-8 ({e})", fix="correct the line that is named"
+        ) from None
 
 
 def _load(name: str, trail: tuple[Path, ...] = ()) -> list[Layer]:
@@ -152,13 +141,18 @@ def _load(name: str, trail: tuple[Path, ...] = ()) -> list[Layer]:
     path, preset = config_path(name)
     if path.resolve() in trail:
         chain = " extends ".join(str(p) for p in (*trail, path.resolve()))
-        raise InputError(f"config {path}: it extends itself ({chain})")
+        raise InputError(
+            f"config {path}: it extends itself ({chain})", fix="take one extends line out"
+        )
     data = read_toml(path)
     base = data.pop("extends", None)
     layers: list[Layer] = []
     if base is not None:
         if not isinstance(base, str):
-            raise InputError(f"config {path}: extends must be one preset name or file name")
+            raise InputError(
+                f"config {path}: extends must be one preset name or file name, found {base!r}",
+                fix='write it like extends = "tiny"',
+            )
         beside = path.parent / base
         try:
             layers = _load(str(beside) if beside.is_file() else base, (*trail, path.resolve()))
@@ -177,7 +171,10 @@ def _flatten(data: Mapping[str, Any], origin: Origin) -> dict[str, Any]:
         if not isinstance(table, Mapping):
             if section not in Settings.model_fields:
                 raise _unknown(section, list(Settings.model_fields), origin)
-            raise InputError(f"{origin}: [{section}] must be a table, found {table!r}")
+            raise InputError(
+                f"{origin}: [{section}] must be a table, found {table!r}",
+                fix=f"write [{section}] on a line of its own, and its keys below",
+            )
         for name, value in table.items():
             flat[f"{section}.{name}"] = value
     known = all_keys()
@@ -201,7 +198,9 @@ def _parse_set(text: str) -> Layer:
     key = key.strip()
     origin = Origin("set", f"--set {key}")
     if not equals or not key:
-        raise UsageError(f"--set {text!r}: expected section.key=value, like video.crf=20")
+        raise UsageError(
+            f"--set {text!r}: expected section.key=value", fix="write it like --set video.crf=20"
+        )
     known = all_keys()
     if key not in known:
         raise _unknown(key, known, origin)
@@ -265,20 +264,16 @@ def _validated(values: Mapping[str, Any], origins: Mapping[str, Origin]) -> Sett
         section, _, name = key.partition(".")
         nested.setdefault(section, {})[name] = value
         if isinstance(value, str) and key in path_keys() and "://" not in value:
-            check_path(value, where=str(origins[key]))
+            check_path(value, where=str(origins[key]), pipe=key == "input.prompt_file")
         if isinstance(value, bool) and not is_switch(key):
-            raise UsageError(f"{origins[key]}: {key} = {str(value).lower()} is no valid value")
+            raise wrong_value(key, value, origins[key])
     try:
         return Settings.model_validate(nested)
     except ValidationError as e:
         first = e.errors()[0]
-        location = [str(p) for p in first["loc"]]
-        key = ".".join(location[:2])
-        text = first["msg"].removeprefix("Value error, ")
-        shown = values.get(key)
-        raise UsageError(
-            f"{origins[key]}: {key} = {shown!r}: {text[0].lower()}{text[1:]}"
-        ) from None
+        key = ".".join(str(p) for p in first["loc"][:2])
+        cause = first.get("ctx", {}).get("error")
+        raise wrong_value(key, values.get(key), origins[key], cause) from None
 
 
 def _unknown(key: str, known: Iterable[str], origin: Origin) -> UsageError:

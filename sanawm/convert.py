@@ -46,7 +46,7 @@ def decode_file(
     failed run stays playable.
     """
     target = _target(settings, [Path(latents)], ".mp4")
-    vae = vae_config(find_component(settings, "vae", why="decoding", download=True))
+    vae = vae_config(find_component(settings, "vae", why="decoding", download=True), notes=notes)
     file = LatentsSource.open(Path(latents), channels=vae.latent_channels)
     shape = LatentShape(*file.shape)
     if shape.batch != 1:
@@ -94,7 +94,7 @@ def encode_file(
     """Encode a picture or a video into the latents file `output.output`; return path and shape."""
     path = Path(source)
     target = _target(settings, [path], ".safetensors")
-    vae = vae_config(find_component(settings, "vae", why="encoding", download=True))
+    vae = vae_config(find_component(settings, "vae", why="encoding", download=True), notes=notes)
     take = _picture if path.suffix.lower() in PICTURE_ENDINGS else _video
     clip = take(path, settings, vae.ratios, notes)
     ratios = vae.ratios

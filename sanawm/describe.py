@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from . import __version__
 from .components import is_remote
-from .estimate import MemoryEstimate
+from .downloads import RELEASED, download_bytes
+from .estimate import WORDS, MemoryEstimate
 from .plan import Plan
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def plan_lines(
     return [
         model,
         video,
-        f"plan   {work}, about {estimate.peak / 1e9:.1f} GB",
+        f"plan   {work}, about {estimate.peak / 1e9:.1f} GB of memory",
         _state_line(plan, estimate, dtype),
     ]
 
@@ -67,15 +68,24 @@ def _state_line(plan: Plan, estimate: MemoryEstimate, dtype: torch.dtype) -> str
 
 
 def dry_run_lines(
-    plan: Plan, *, device: torch.device, dtype: torch.dtype, estimate: MemoryEstimate
+    plan: Plan,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    estimate: MemoryEstimate,
+    resume: str | None = None,
 ) -> list[str]:
-    """Return everything that `--dry-run` prints."""
+    """Return everything that `--dry-run` prints; `resume` is the line about a run to continue."""
     lines = plan_lines(plan, device=device, dtype=dtype, estimate=estimate)
+    lines += [resume] if resume else []
     lines += [f"prompt {plan.prompt.sha256[:16]}  {_prompt(plan)}"]
     lines += _input_lines(plan)
     lines += _block_lines(plan)
-    lines += ["memory"]
-    lines += [f"  {name:<18} {size / 1e9:8.3f} GB" for name, size in estimate.rows().items()]
+    lines += [f"memory about {estimate.peak / 1e9:.1f} GB in {estimate.where}, of which"]
+    lines += [
+        f"  {name:<18} {size / 1e9:8.3f} GB  {WORDS.get(name, '')}".rstrip()
+        for name, size in estimate.rows().items()
+    ]
     if plan.camera is not None:
         from .camera.motion import summarise_motion
 
@@ -100,7 +110,10 @@ def _input_lines(plan: Plan) -> list[str]:
     lines = [f"source {plan.source.kind} {plan.source.path}, latents {tuple(plan.shape)}"]
     for name, component in plan.components.items():
         where = component.path or component.location
-        state = "  (not in the cache; a run fetches it)" if is_remote(component) else ""
+        state = ""
+        if is_remote(component):
+            size = f", about {download_bytes(component) / 1e9:.0f} GB" * bool(RELEASED.get(name))
+            state = f"  (not in the cache; a run fetches it{size})"
         lines.append(f"weights {name}: {where}{state}")
     return lines
 

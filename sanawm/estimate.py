@@ -10,30 +10,83 @@ from dataclasses import dataclass
 
 import torch
 
-from .measure import resident_bytes
+from .downloads import download_bytes
+from .measure import capacity_bytes, resident_bytes
 from .notes import Notes
 from .plan import Plan
 from .refiner.model import RefinerModel
 
 #: Predicted and measured peak may differ by this share before a warning says so.
 TOLERANCE = 0.25
+#: What each part is, for people.
+WORDS = {
+    "refiner_weights": "the refiner's weights",
+    "refiner_packed": "the same weights once more, in the layout of the CPU's matrix products",
+    "refiner_cache": "keys and values of the sink, the history and the block in work",
+    "refiner_work": "the widest layer's activations",
+    "text_keys_values": "keys and values of the prompt, made once for all blocks",
+    "text_encoder": "the largest text encoder; freed before the rest is loaded",
+    "decoder_weights": "the VAE decoder's weights",
+    "decoder_state": "what the decoder carries from chunk to chunk",
+    "decoder_work": "the decoder's widest activations",
+    "encoder_weights": "the VAE encoder's weights",
+    "encoder_state": "what the encoder carries from chunk to chunk",
+    "encoder_work": "the encoder's widest activations",
+    "stage1_weights": "stage 1's weights",
+    "base": "what this process holds before",
+    "peak": "the most that is held at one time",
+}
 #: Peaks below this are mostly the libraries themselves; a difference there says nothing.
 FLOOR = 2 << 30
 
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes by part. `peak` is what the process or the card will hold at most."""
+    """Bytes by part, of a run in `dtype` on `device`.
+
+    `peak` is what the process or the card will hold at most; with `taking_turns` (`--offload all`
+    on a card) the models are there one at a time, their states all the time.
+    """
 
     parts: dict[str, int]
     base: int
+    device: torch.device
+    dtype: torch.dtype
+    taking_turns: bool = False
 
     @property
     def peak(self) -> int:
         """Parts that are resident together, plus what the process holds already."""
-        text = self.parts.get("text_encoder", 0)
-        rest = sum(v for k, v in self.parts.items() if k != "text_encoder")
-        return self.base + max(text, rest)
+        parts = {k: v for k, v in self.parts.items() if k != "text_encoder"}
+        rest = sum(parts.values())
+        if self.taking_turns:
+            models = {name.split("_")[0] for name in parts if name.endswith("_weights")}
+            guests = [
+                sum(parts.get(f"{model}_{part}", 0) for part in ("weights", "work"))
+                for model in models
+            ]
+            rest = rest - sum(guests) + max(guests, default=0)
+        return self.base + max(self.parts.get("text_encoder", 0), rest)
+
+    @property
+    def where(self) -> str:
+        """What the estimate is for: `float32 on cpu`."""
+        return f"{str(self.dtype).removeprefix('torch.')} on {self.device}"
+
+    def check_capacity(self, *, notes: Notes) -> None:
+        """Warn when the card, or the machine, has less memory than the run is thought to take."""
+        there = capacity_bytes(self.device)
+        if not there or self.peak <= there:
+            return
+        card = self.device.type == "cuda"
+        ways = "a smaller size or --refiner-kv-max-frames" + (", --offload all" if card else "")
+        if self.dtype.itemsize > 2:
+            ways = f"--precision bf16, {ways}"
+        notes.warn(
+            f"about {self.peak / 1e9:.1f} GB of memory are needed ({self.where}), "
+            f"{'the card' if card else 'this machine'} has {there / 1e9:.1f} GB; "
+            f"{ways} needs less"
+        )
 
     def rows(self) -> dict[str, int]:
         """Return the parts and the peak for a report."""
@@ -60,8 +113,9 @@ def estimate_memory(plan: Plan, *, device: torch.device, dtype: torch.dtype) -> 
     if device.type == "cpu" and not plan.single_shot:
         parts["refiner_packed"] = parts["refiner_weights"]  # the same weights, laid out anew
     encoder = plan.components.get("text_encoder")
-    if encoder is not None and encoder.path is not None:
-        stored = sum(f.stat().st_size for f in encoder.path.glob("*.safetensors"))
+    if encoder is not None:
+        files = [] if encoder.path is None else list(encoder.path.glob("*.safetensors"))
+        stored = sum(f.stat().st_size for f in files) or download_bytes(encoder)
         parts["text_encoder"] = stored * size // 2  # stored in bfloat16
     vae = plan.components.get("vae")
     if vae is not None and plan.outputs.video is not None and plan.vae is not None:
@@ -71,7 +125,8 @@ def estimate_memory(plan: Plan, *, device: torch.device, dtype: torch.dtype) -> 
     if plan.has_stage1:
         parts["stage1_weights"] = _stage1_parameters(plan) * size
     base = 0 if device.type == "cuda" else resident_bytes()
-    return MemoryEstimate(parts, base)
+    turns = device.type == "cuda" and plan.settings.settings.runtime.offload == "all"
+    return MemoryEstimate(parts, base, device, dtype, turns)
 
 
 def _stage_bytes(name: str, weights: int, state: int, work: int, *, size: int) -> dict[str, int]:

@@ -112,9 +112,12 @@ def _check_instruction(settings: Resolved) -> None:
     """Read the instruction that goes before stage 1's prompt, if it is on this disk."""
     from .text.instruction import read_instruction
 
-    location = settings.settings.stage1.instruction
+    key = "stage1.instruction"
+    location, origin = settings.settings.stage1.instruction, str(settings.origin(key))
     if location:
-        read_instruction(local_path(location, what="stage1 instruction", download=False))
+        read_instruction(
+            local_path(location, what="stage1 instruction", download=False, key=key, set_by=origin)
+        )
 
 
 def _path_of_clip(
@@ -129,6 +132,7 @@ def _path_of_clip(
         ),
         stride=stride,
         explicit=settings.origin("video.num_frames").by_user,
+        set_by=str(settings.origin("video.num_frames")),
         where=trajectory.source,
         notes=notes,
     )
@@ -155,8 +159,9 @@ def _intrinsics(
         image_size=source,
         target=ImageSize(video.width, video.height),
         supplied=supplied,
-        supplied_source=f"--intrinsics {given.intrinsics}",
+        supplied_source=settings.named("input.intrinsics"),
         fov_x_deg=given.fov_x,
+        fov_source=settings.named("input.fov_x"),
         allow_extreme_fov=settings.settings.camera.allow_extreme_fov,
         notes=notes,
     )

@@ -24,7 +24,7 @@ from .errors import SanawmError
 from .estimate import MemoryEstimate, estimate_memory
 from .events import Event, Listener, ignore
 from .measure import device_bytes, luma_statistics, peak_device_bytes
-from .noise_file import run_noise, save_noise
+from .noise_file import run_noise
 from .notes import Notes
 from .pipeline import Pipeline
 from .plan import Plan
@@ -89,7 +89,6 @@ class RefineJob:
         self.states: StageStates = NO_STATES
         self._stages: list[Stage] = []
         self._pixels: dict[int, FrameChunk] = {}
-        self._noise_drawn: list[Tensor] = []
 
     def run(self) -> JobResult:
         """Do the work; on failure what was finished is kept and the report says what happened."""
@@ -131,7 +130,6 @@ class RefineJob:
         self._check_stop(kept.blocks)
         self._take_over(kept, writers)
         self._blocks(texts, writers, stack)
-        save_noise(plan, self._noise_drawn)
         with self.record.timeline.measure("close", len(plan.blocks)):
             video = writers.close()
         if video is not None:
@@ -192,7 +190,7 @@ class RefineJob:
             refine.feed(clean),
             texts.prompt,
             shape=plan.shape,
-            noise=run_noise(plan, pipe, drawn=self._noise_drawn, done=done),
+            noise=run_noise(plan, pipe, write=writers.noise),
             states=states,
         )
         refined = join(self._refined(refine.work(refined, first=done), writers), refine.name)
@@ -294,6 +292,7 @@ class RefineJob:
             kept: dict[str, Any] = {
                 "rows": self.record.blocks[: number + 1],
                 "output": str(self.plan.outputs.main.absolute()),
+                "prompt": self.plan.prompt.text,
             }
             if pixels is not None:
                 kept |= {"frames": torch.from_numpy(pixels.frames), "first": pixels.first}
@@ -308,6 +307,7 @@ class RefineJob:
         assert isinstance(self.states, RunStates)
         self.states.close(seconds=1.0 if kind is KeyboardInterrupt else None)
         self.record.state_seconds = round(self.states.seconds, 4)
+        self.record.state_cost_seconds = round(self.states.cost_seconds, 4)
 
     def _take_over(self, kept: Kept, writers: OutputWriters) -> None:
         """Give a continued run its earlier rows, and its last saved block's frames once more."""

@@ -64,6 +64,7 @@ class LiveSession:
             target=size,
             supplied=None if intrinsics is None else np.float32(intrinsics).reshape(1, 4),
             fov_x_deg=fov_x_deg,
+            fov_source=None if fov_x_deg is None else f"fov_x_deg={fov_x_deg:g}",
             notes=pipeline.notes,
         )
         fitted = fit_image(picture, width=size.width, height=size.height, notes=pipeline.notes)

@@ -39,18 +39,24 @@ class HubLocation:
         return cls(match["repo"], match["revision"], match["sub"] or "")
 
 
-def local_path(location: str, *, what: str, download: bool) -> Path | None:
+def local_path(
+    location: str, *, what: str, download: bool, key: str = "", set_by: str = ""
+) -> Path | None:
     """Return where `location` lies on this disk.
 
-    A path that does not exist raises `MissingFile` naming `what`. An `hf://` location returns its
-    cached copy; when there is none it is fetched with `download`, else None is returned.
+    A path that does not exist raises `MissingFile` naming `what`, the settings key that holds the
+    location, and who set it. An `hf://` location returns its cached copy; when there is none it is
+    fetched with `download`, else None is returned.
     """
     if not location.startswith(HF):
         path = home_expanded(location, where=what)
         if not path.exists():
+            by = f" ({key} of {set_by})" if key and set_by else ""
             raise MissingFile(
-                f"{what}: {path}: no such file or folder",
-                fix=f"check the location of {what} in your config, or pass --set",
+                f"{what}: {path}: no such file or folder{by}",
+                fix=f"give its folder with --set {key}=FOLDER, or as {key} in a config file"
+                if key
+                else "correct the path",
             )
         return path
     return _from_hub(HubLocation.parse(location), location, what=what, download=download)

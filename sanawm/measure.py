@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -28,6 +29,40 @@ def peak_resident_bytes() -> int:
     """Return the most memory this process has ever held, bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def memory_bytes() -> tuple[int, int]:
+    """Return free and total main memory, bytes; a container's limit counts. 0, 0 if not known."""
+    try:
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
+    except OSError:
+        return 0, 0
+    rows = dict(line.split(":", 1) for line in text.splitlines())
+    free, total = (int(rows[key].split()[0]) * 1024 for key in ("MemAvailable", "MemTotal"))
+    try:
+        cgroup = Path("/sys/fs/cgroup")
+        limit = int((cgroup / "memory.max").read_text(encoding="ascii"))
+        used = int((cgroup / "memory.current").read_text(encoding="ascii"))
+    except (OSError, ValueError):  # no limit ("max"), or another system
+        return free, total
+    return min(free, max(0, limit - used)), min(total, limit)
+
+
+def capacity_bytes(device: torch.device) -> int:
+    """Return the memory of the card, or of the machine on a CPU, bytes; 0 if not known."""
+    if device.type == "cuda":
+        import torch
+
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return memory_bytes()[1]
+
+
+def compile_seconds() -> float:
+    """Return the seconds that torch's compiler has taken in this process so far."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    if utils is None:
+        return 0.0
+    return float(sum(utils.compilation_time_metrics.get("_compile.compile_inner", ())))
 
 
 def device_bytes(device: torch.device) -> int:

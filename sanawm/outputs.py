@@ -24,6 +24,12 @@ SIDE_FILES = {
 }
 
 
+#: How an MP4 is named.
+ONE_WAY = "use -o FILE.mp4, or --output-dir DIR with --name STEM"
+#: Outputs that grow as part files of their own.
+GROWING = ("video", "save_latents", "save_stage1", "save_noise")
+
+
 @dataclass(frozen=True)
 class Outputs:
     """Paths of a run's outputs; None where it was not asked for."""
@@ -82,7 +88,10 @@ def plan_outputs(settings: Resolved, *, inputs: Iterable[Path]) -> Outputs:
         for key in ("preview", "frames_dir"):
             if getattr(out, key):
                 flag = key.replace("_", "-")
-                raise UsageError(f"--{flag} needs decoded frames, but --no-video was given")
+                raise UsageError(
+                    f"--{flag} needs decoded frames, but --no-video was given",
+                    fix=f"leave out --no-video, or --{flag}",
+                )
     outputs = Outputs(
         video=video,
         overwrite=out.overwrite,
@@ -132,7 +141,7 @@ def _video_path(settings: Resolved) -> Path:
     out = settings.settings.output
     if out.output:
         if out.name:
-            raise UsageError("--name goes with --output-dir, not with --output")
+            raise UsageError("--name goes with --output-dir, not with --output", fix=ONE_WAY)
         return Path(out.output)
     if not out.output_dir:
         raise UsageError("no output: where should the video go?", fix="add -o FILE.mp4")
@@ -149,9 +158,11 @@ def _check(outputs: Outputs, sides: dict[str, Path | None], inputs: list[Path]) 
             continue
         real = path.absolute()
         if real in seen:
-            raise UsageError(f"{path} is named twice: as {seen[real]} and as {name}")
+            raise UsageError(
+                f"{path} is named twice: as {seen[real]} and as {name}", fix="name another file"
+            )
         seen[real] = name
-        own = name in ("video", "save_latents", "save_stage1")
+        own = name in GROWING
         # A run that was killed while it closed has given some of its files their names already.
         renamed = own and outputs.continued and not part_path(path).exists()
         overwrite = outputs.overwrite or renamed if own else outputs.replace_sides
@@ -198,7 +209,8 @@ def check_frames_dir(
     """
     if folder.absolute() in files:
         raise UsageError(
-            f"{folder} is named twice: as {files[folder.absolute()]} and as frames folder"
+            f"{folder} is named twice: as {files[folder.absolute()]} and as frames folder",
+            fix="name another folder",
         )
     if not folder.parent.is_dir():
         raise OutputError(
@@ -223,6 +235,8 @@ def check_frames_dir(
 
 def _is_of_unfinished_run(report: Path) -> bool:
     """Tell whether a file is the report of a run that failed, which the next try may replace."""
+    if not report.is_file():
+        return False
     try:
         data = json.loads(report.read_text(encoding="utf-8"))
     except (OSError, ValueError):

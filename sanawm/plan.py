@@ -15,15 +15,18 @@ from .components import (
     Component,
     check_pair,
     find_component,
+    is_remote,
     refiner_config,
     vae_config,
 )
 from .config import Resolved
-from .errors import MissingFile, UsageError
+from .downloads import check_download
+from .errors import UsageError
 from .io.rates import parse_fps
 from .notes import Notes
 from .outputs import Outputs, default_state, plan_outputs, refuse_weights
 from .placement import check_places
+from .prompt_plan import PromptPlan, plan_prompt
 from .refiner.config import RefinerConfig
 from .shapes import BlockSpan, LatentShape, PixelShape, VAERatios, Window, check_window
 from .sources import Source, open_source
@@ -32,15 +35,6 @@ from .vae.config import VAEConfig
 
 if TYPE_CHECKING:
     from .camera.trajectory import Trajectory
-
-
-@dataclass(frozen=True)
-class PromptPlan:
-    """Where the prompt's embeddings come from: `text`, or a file of embeddings."""
-
-    text: str | None
-    embeds: Path | None
-    sha256: str
 
 
 @dataclass(frozen=True)
@@ -111,14 +105,13 @@ def make_plan(settings: Resolved, *, notes: Notes, download: bool) -> Plan:
     if settings.settings.video.output_fps is not None:
         parse_fps(settings.settings.video.output_fps)
     outputs = plan_outputs(settings, inputs=_input_paths(settings))
-    prompt = _prompt(settings)
-    components = _components(settings, outputs, prompt, download=download)
+    prompt = plan_prompt(settings)
+    components = _components(settings, outputs, prompt, download=download, notes=notes)
     state = default_state(outputs, settings.settings.output.state)
     refuse_weights(outputs, state, [c.path for c in components.values() if c.path is not None])
     refiner = refiner_config(components["refiner"])
-    vae = vae_config(components["vae"]) if "vae" in components else None
-    if vae is not None:
-        check_pair(refiner, vae, where="model")
+    prompt.check_width(refiner.caption_channels)
+    vae = _vae(components, refiner, notes)
     time, space, _ = refiner.vae_scale_factors
     ratios = VAERatios(time, space)
     trajectory = _read_camera(settings, notes)
@@ -160,6 +153,17 @@ def make_plan(settings: Resolved, *, notes: Notes, download: bool) -> Plan:
     )
 
 
+def _vae(
+    components: dict[str, Component], refiner: RefinerConfig, notes: Notes
+) -> VAEConfig | None:
+    """Return the VAE's architecture, which must fit the refiner; None when the run needs none."""
+    if "vae" not in components:
+        return None
+    vae = vae_config(components["vae"], notes=notes)
+    check_pair(refiner, vae, where="model")
+    return vae
+
+
 def _check_wanted(
     settings: Resolved,
     outputs: Outputs,
@@ -198,41 +202,20 @@ def _input_paths(settings: Resolved) -> list[Path]:
     return [*paths, Path(lens)] if lens and "," not in lens else paths
 
 
-def _prompt(settings: Resolved) -> PromptPlan:
-    """Return the prompt, read and checked."""
-    from .text.embeddings import load_prompt_embeds
-    from .text.prompt import check_prompt, clean_prompt, prompt_sha256, read_prompt_file
-
-    given = settings.settings.input
-    if given.prompt_embeds:
-        path = Path(given.prompt_embeds)
-        if not path.is_file():
-            raise MissingFile(f"--prompt-embeds {path}: no such file")
-        load_prompt_embeds(path)
-        return PromptPlan(None, path, _file_sha256(path))
-    if given.prompt_file:
-        text = read_prompt_file(Path(given.prompt_file))
-    elif given.prompt is not None:
-        text = clean_prompt(given.prompt, where=str(settings.origin("input.prompt")))
-        check_prompt(text, where=str(settings.origin("input.prompt")))
-    else:
-        raise UsageError(
-            "no prompt", fix="add --prompt TEXT, --prompt-file FILE or --prompt-embeds FILE"
-        )
-    return PromptPlan(text, None, prompt_sha256(text))
-
-
-def _file_sha256(path: Path) -> str:
-    import hashlib
-
-    with path.open("rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()
-
-
 def _components(
+    settings: Resolved, outputs: Outputs, prompt: PromptPlan, *, download: bool, notes: Notes
+) -> dict[str, Component]:
+    """Return the components that this run loads, by name, once all that is missing is fetched."""
+    found = _found(settings, outputs, prompt, download=False)
+    check_download(found.values(), notes=notes)
+    if download and any(is_remote(component) for component in found.values()):
+        found = _found(settings, outputs, prompt, download=True)
+    return found
+
+
+def _found(
     settings: Resolved, outputs: Outputs, prompt: PromptPlan, *, download: bool
 ) -> dict[str, Component]:
-    """Return the components that this run loads, by name."""
 
     def find(name: str, why: str) -> None:
         found[name] = find_component(settings, name, why=why, download=download)

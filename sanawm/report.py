@@ -14,8 +14,9 @@ from typing import Any
 
 from . import __version__
 from .components import Component
-from .measure import Timeline
+from .measure import Timeline, compile_seconds
 from .notes import Notes
+from .ops.compiler import COMPILED
 from .plan import Plan
 from .refiner.weights import transformer_folder
 from .settings import is_path
@@ -46,7 +47,9 @@ class Record:
     inputs: list[dict[str, object]] = field(default_factory=list)
     memory: dict[str, Any] = field(default_factory=dict)
     schedule: str = "sequential"
+    compiled_before: float = field(default_factory=compile_seconds)
     state_seconds: float = 0.0
+    state_cost_seconds: float = 0.0
     resumed_after: int = 0
     recipe_sha256: str | None = None
     first_chunk_seconds: float | None = None
@@ -163,12 +166,14 @@ def build_report(
         "schedule": record.schedule,
         "resumed_after_blocks": record.resumed_after,
         "state_seconds": record.state_seconds,
+        "state_cost_seconds": record.state_cost_seconds,
         "blocks": rows,
         "first_chunk_seconds": record.first_chunk_seconds,
         "timeline": record.timeline.rows(),
         "memory": record.memory,
         "peak_memory_bytes": record.memory.get("peak"),
-        "compile_seconds": 0.0,
+        "compile": COMPILED.report(enabled=runtime.compile),
+        "compile_seconds": round(compile_seconds() - record.compiled_before, 3),
         "steady_seconds_per_block": per_block,
         "steady_realtime_factor": block_seconds / per_block if per_block else None,
         "total_seconds": round(record.timeline.now(), 4),

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from . import __version__
+from .components import use_threads
 from .errors import InputError
 from .locations import local_path
 from .notes import Notes
-from .outputs import SIDE_FILES, default_state
+from .outputs import GROWING, SIDE_FILES, default_state
 from .placement import choose_places
 from .plan import Plan
-from .report import Record, file_sha256, versions
+from .report import Record, describe_inputs, describe_weights, file_sha256, versions
 from .states import (
     BAD_CONTENT,
     NO_STATES,
@@ -25,7 +27,7 @@ from .states import (
     incomplete,
     read_saved,
 )
-from .takeover import Kept, kept_of
+from .takeover import Kept, check_parts, kept_of
 from .tensorfile import short
 
 #: Sections and keys that do not change what is computed or how it is encoded.
@@ -78,9 +80,7 @@ def recipe_of(
         "torch": found["torch"],
         "av": found["av"],
         "outputs": [
-            name
-            for name in ("video", "save_latents", "save_stage1", "frames_dir")
-            if getattr(plan.outputs, name) is not None
+            name for name in (*GROWING, "frames_dir") if getattr(plan.outputs, name) is not None
         ],
     }
 
@@ -158,6 +158,46 @@ def _location_sha256(location: str | None) -> str | None:
     return file_sha256(path)
 
 
+def saved_run(plan: Plan, recipe: State) -> tuple[Path, State | None, Kept]:
+    """Return where the state of the run to continue lies, what it holds, and what is kept of it.
+
+    Raises `InputError` when the run keeps no state, or the saved run differs from this one.
+    """
+    path = default_state(plan.outputs, plan.settings.settings.output.state)
+    reason = why_not_resumable(plan)
+    if path is None or reason is not None:
+        raise InputError(
+            f"--resume: this run keeps no state ({reason or '--state none'})",
+            fix="run without --resume",
+        )
+    saved = read_saved(path, recipe, prompt=plan.prompt.text)
+    try:
+        return path, saved, kept_of(plan, saved)
+    except BAD_CONTENT as e:
+        raise incomplete(path, short(e)) from None
+
+
+def resume_line(plan: Plan, *, device: torch.device, dtype: torch.dtype) -> str:
+    """Return what `--resume` would continue, for `--dry-run`. Raises what the run would raise."""
+    record = Record(inputs=describe_inputs(plan), weights=describe_weights(plan.components))
+    use_threads(plan.settings.settings.runtime.threads)
+    recipe = recipe_of(plan, record, device=device, dtype=dtype)
+    path, saved, kept = saved_run(plan, recipe)
+    blocks = len(plan.blocks)
+    if saved is None:
+        return f"resume nothing: there is no {path}; all {blocks} blocks are made"
+    check_parts(plan, kept)
+    what = [f"{kept.latent_frames} latent frames"]
+    if plan.outputs.video is not None:
+        frames = plan.ratios.frames_of(kept.latent_frames) - plan.frames.dropped
+        what.insert(0, f"{frames} frames")
+    left = blocks - kept.blocks
+    return (
+        f"resume after block {kept.blocks} of {blocks}, from {path}: {' and '.join(what)} are "
+        f"kept, {left} {'block is' if left == 1 else 'blocks are'} made"
+    )
+
+
 def open_states(
     plan: Plan, recipe: State, *, notes: Notes, on_saved: Any
 ) -> tuple[StageStates, Kept]:
@@ -167,22 +207,21 @@ def open_states(
     """
     output = plan.settings.settings.output
     path, reason = default_state(plan.outputs, output.state), why_not_resumable(plan)
-    if reason is not None or path is None:
-        if output.resume:
-            raise InputError(
-                f"--resume: this run keeps no state ({reason or '--state none'})",
-                fix="run without --resume",
-            )
+    if not output.resume and (reason is not None or path is None):
         if reason is not None:
             notes.info(f"no run state is kept: {reason}")
         return NO_STATES, Kept()
-    saved = read_saved(path, recipe, notes=notes) if output.resume else None
-    try:
-        kept = kept_of(plan, saved)
-    except BAD_CONTENT as e:
-        raise incomplete(path, short(e)) from None
-    if saved is None and path.exists():
-        notes.change(f"{path} of an earlier run is replaced (--resume would have continued it)")
+    if output.resume:
+        path, saved, kept = saved_run(plan, recipe)
+        if saved is None:
+            notes.info(f"nothing to resume: there is no {path}; the run starts at the beginning")
+        else:
+            notes.info(f"resuming after block {kept.blocks} from {path}")
+    else:
+        assert path is not None
+        saved, kept = None, Kept()
+        if path.exists():
+            notes.change(f"{path} of an earlier run is replaced (--resume would have continued it)")
     stages = ["refine"]
     if plan.has_stage1:
         stages.insert(0, "stage1")

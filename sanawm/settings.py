@@ -161,6 +161,7 @@ class RuntimeSettings(Section):
     offload: Literal["none", "text", "all"] = "text"
     schedule: Literal["auto", "sequential", "overlap"] = "auto"
     compile: bool = False
+    cuda_graph: bool = False
     threads: Positive | None = None
     place: str | None = None
 

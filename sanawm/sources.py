@@ -156,7 +156,9 @@ def asked_frames(settings: Resolved) -> int | None:
         return None
     asked = settings.settings.video.num_frames
     if asked < 1:
-        raise UsageError(f"--num-frames {asked}: expected at least 1", fix="ask for more frames")
+        raise UsageError(
+            f"{settings.named('video.num_frames')}: expected at least 1", fix="ask for more frames"
+        )
     return asked
 
 
@@ -182,18 +184,25 @@ def cap_frames(
         raise UsageError(
             f"{subject}: {wanted} frames make less than one block; expected {stride}*k + 1, "
             f"at least {least}",
-            fix=f"use at least {least} frames",
+            fix=f"use {least}, {least + stride}, {least + 2 * stride}, ... frames",
         )
     if asked is not None and used != asked:
         have = f" ({what} has {available})" if asked > available else ""
         notes.change(
             f"{asked} frames asked{have}: {used} are used, a clip has {stride}*k + 1 frames"
+            f"{_nearest(asked, stride)}"
         )
     elif used != available and asked is None:
         notes.change(
             f"{what}: {available} frames trimmed to {used}, a clip has {stride}*k + 1 frames"
         )
     return used
+
+
+def _nearest(asked: int, stride: int) -> str:
+    """Return the two valid counts around `asked`, in brackets; nothing when it is one itself."""
+    below = asked - (asked - 1) % stride
+    return "" if below == asked else f" (nearest: {below} and {below + stride})"
 
 
 def _latents(
@@ -222,8 +231,8 @@ def _latents(
         want = getattr(settings.settings.video, side)
         if settings.origin(f"video.{side}").by_user and want != size:
             raise UsageError(
-                f"--{side} {want}: the latents of {path} decode to {size}",
-                fix=f"leave --{side} out: a latents file fixes the size",
+                f"{settings.named(f'video.{side}')}: the latents of {path} decode to {size}",
+                fix="leave it out: a latents file fixes the size",
             )
     file.check(shape.frames)
     fixes = {

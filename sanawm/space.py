@@ -71,7 +71,11 @@ def _encoder_values(plan: Plan) -> int:
 
 
 def check_space(plan: Plan, estimate: MemoryEstimate, dtype: torch.dtype, *, notes: Notes) -> None:
-    """Warn for every disk that has less room than the run's files will take, its state included."""
+    """Warn when the machine has less memory than `estimate` says, or a disk less room than files.
+
+    The run's files are counted with its state.
+    """
+    estimate.check_capacity(notes=notes)
     state = state_bytes(plan, estimate, dtype)
     wanted: dict[int, list[tuple[Path, int]]] = {}
     for path, size in _files(plan, state):

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from queue import Queue
 from threading import Lock, Thread
@@ -20,6 +21,10 @@ from .io.run_state import load_state, save_state
 from .notes import Notes
 from .tensorfile import short
 
+#: Characters of a value that a message shows.
+SHOWN = 60
+#: Row of the recipe that stands for the prompt.
+PROMPT_KEY = "prompt (sha256)"
 #: Blocks whose snapshots may wait to be written; further ones are skipped meanwhile.
 IN_FLIGHT = 2
 
@@ -85,7 +90,10 @@ class RunStates(StageStates):
         self.notes = notes
         self.done = 0 if saved is None else int(saved["block"]) + 1
         self.saved = saved
+        #: Time from begin to end of all work on states, in every thread together.
         self.seconds = 0.0
+        #: What of it the run pays for: waits in its own thread, processor time in the others.
+        self.cost_seconds = 0.0
         self.bytes = 0
         self._on_saved = on_saved
         self._pending: dict[int, dict[str, State]] = {}
@@ -127,6 +135,7 @@ class RunStates(StageStates):
         with self._lock:
             chosen[stage] = snapshot
             self.seconds += time.monotonic() - began
+            self.cost_seconds += time.monotonic() - began
 
     def written(self, number: int, extra: Callable[[], State], *, sync: Callable[[], None]) -> None:
         """Save block `number`, whose frames are in the file now. Called in the writer's thread.
@@ -141,10 +150,8 @@ class RunStates(StageStates):
         if set(chosen) != set(self.expected):
             self._drop(number)
             return
-        began = time.monotonic()
-        sync()
-        with self._lock:
-            self.seconds += time.monotonic() - began
+        with self._timed():
+            sync()
         state = {"block": number, "recipe": self.recipe, "stages": chosen, **extra()}
         self._queue.put((number, state))
 
@@ -164,42 +171,54 @@ class RunStates(StageStates):
     def _work(self) -> None:
         while (entry := self._queue.get()) is not None:
             number, state = entry
-            began = time.monotonic()
             try:
-                self.bytes = save_state(self.path, state)
+                with self._timed():
+                    self.bytes = save_state(self.path, state)
                 self._on_saved(number, self.bytes)
             except (SanawmError, OSError) as error:
                 self._failed = True
+                why = error.message if isinstance(error, SanawmError) else str(error)
                 self.notes.warn(
-                    f"the run state cannot be kept ({error}); the run goes on, but --resume will "
+                    f"the run state cannot be kept ({why}); the run goes on, but --resume will "
                     "start from the last state that was written"
                 )
             finally:
-                with self._lock:
-                    self.seconds += time.monotonic() - began
                 self._drop(number)
 
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Count the time that the body takes in this thread, which is not that of the stages."""
+        wall, processor = time.monotonic(), time.thread_time()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.seconds += time.monotonic() - wall
+                self.cost_seconds += time.thread_time() - processor
 
-def read_saved(path: Path, recipe: State, *, notes: Notes) -> State | None:
+
+def read_saved(path: Path, recipe: State, *, prompt: str | None = None) -> State | None:
     """Return the run state in `path` for a run of `recipe`, or None when there is none.
 
-    Raises `UnusableState` naming every difference between the saved recipe and this one.
+    Raises `UnusableState` naming every difference between the saved recipe and this one; `prompt`,
+    the text itself if there is one, is compared with the saved one in words.
     """
     if not path.exists():
-        notes.info(f"nothing to resume: there is no {path}; the run starts at the beginning")
         return None
     try:
         saved = load_state(path)
     except InputError as e:
         raise UnusableState(e.message, fix=e.fix) from None
     try:
-        block, found = int(saved["block"]), dict(saved["recipe"])
+        found = dict(saved["recipe"])
+        int(saved["block"])
         if not isinstance(saved["stages"], Mapping):
             raise TypeError("stages")
     except BAD_CONTENT as e:
         raise incomplete(path, short(e)) from None
+    texts = {PROMPT_KEY: (prompt, saved.get("prompt"))}
     differences = [
-        f"{key} is {_short(recipe.get(key))} now, {_short(found.get(key))} in the saved run"
+        _difference(key, *texts.get(key, (None, None)), recipe.get(key), found.get(key))
         for key in sorted({*found, *recipe})
         if found.get(key) != recipe.get(key)
     ]
@@ -209,7 +228,6 @@ def read_saved(path: Path, recipe: State, *, notes: Notes) -> State | None:
             f"{path} belongs to another run: {'; '.join(differences[:4])}{more}",
             fix="repeat the command of the saved run with --resume, or start without --resume",
         )
-    notes.info(f"resuming after block {block + 1} from {path}")
     return saved
 
 
@@ -224,6 +242,32 @@ def sync_file(path: Path | None) -> None:
         os.close(fd)
 
 
+def _difference(key: str, text: object, saved_text: object, value: object, saved: object) -> str:
+    """Say how one row of the recipe differs: by its texts where they are known, else its values."""
+    if isinstance(text, str) and isinstance(saved_text, str):
+        now, then = _where_they_differ(text, saved_text)
+        return f"{key.partition(' (')[0]} is {now!r} now, {then!r} in the saved run"
+    if isinstance(value, str) and isinstance(saved, str) and key.endswith(("(sha256)", "(hash)")):
+        name, _, kind = key.partition(" (")
+        return (
+            f"{name} is another now ({kind.rstrip(')')} {value[:12]}, "
+            f"{saved[:12]} in the saved run)"
+        )
+    return f"{key} is {_short(value)} now, {_short(saved)} in the saved run"
+
+
+def _where_they_differ(a: str, b: str) -> tuple[str, str]:
+    """Return two texts cut to the part around their first difference."""
+    pairs = enumerate(zip(a, b, strict=False))
+    same = next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
+    start = 0 if same <= SHOWN // 2 else same - SHOWN // 3
+    shown = [
+        f"{'...' * bool(start)}{text[start : start + SHOWN]}{'...' * (len(text) > start + SHOWN)}"
+        for text in (a, b)
+    ]
+    return shown[0], shown[1]
+
+
 def _short(value: object) -> str:
     text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."

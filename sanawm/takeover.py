@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .errors import SanawmError
+from .errors import OutputError, SanawmError
 from .io.files import part_path
 from .io.latents import WRITTEN_KEY
 from .io.preview import ContactSheet
@@ -70,6 +70,28 @@ def kept_of(plan: Plan, saved: State | None) -> Kept:
     )
 
 
+def check_parts(plan: Plan, kept: Kept) -> None:
+    """Raise `OutputError` when a file is gone that a continued run would take over."""
+    for target, frames in grown_files(plan, kept).items():
+        part = part_path(target)
+        if frames and not part.exists() and not target.exists():
+            raise OutputError(
+                f"cannot continue {target}: {part} is gone", fix="run again without --resume"
+            )
+
+
+def grown_files(plan: Plan, kept: Kept) -> dict[Path, int]:
+    """Return the files that grow, and how many frames of each a continued run takes over."""
+    outputs, found = plan.outputs, {}
+    if outputs.video is not None:
+        found[outputs.video] = kept.video_frames
+    for path in (outputs.save_latents, outputs.save_stage1, outputs.save_noise):
+        if path is not None:
+            noise = path == outputs.save_noise
+            found[path] = max(0, kept.latent_frames - (plan.window.sink if noise else 0))
+    return found
+
+
 def take_back(
     plan: Plan,
     *,
@@ -83,8 +105,8 @@ def take_back(
     """
     outputs, recipe = plan.outputs, json.loads(video_metadata["sanawm"])["recipe_sha256"]
     ours: dict[Path, bool] = {}
-    for target in (outputs.video, outputs.save_latents, outputs.save_stage1):
-        if target is None or part_path(target).exists() or not target.exists():
+    for target in grown_files(plan, Kept()):
+        if part_path(target).exists() or not target.exists():
             continue
         if target == outputs.video:
             ours[target] = _recipe_of_video(target) == recipe

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from .config import RANKS, Resolved
+from .config import Resolved
 from .notes import Notes
+from .origins import RANKS
 
 #: What an option needs, by the beginning of its key: a list of settings of which one must be set.
 NEEDS = (

@@ -17,9 +17,11 @@ from .io.files import atomic_write, part_path, remove_stale
 from .io.frames_dir import FramesDir
 from .io.kept import fresh_path
 from .io.latent_writer import LatentsWriter
+from .io.latents import NOISE_KEY
 from .io.preview import ContactSheet
 from .io.rates import parse_fps
 from .io.video import VideoFile, VideoSettings, VideoWriter, faststart
+from .noise_file import noise_dtype
 from .notes import Notes
 from .outputs import default_state
 from .states import sync_file
@@ -53,6 +55,7 @@ class OutputWriters:
         self._video: VideoWriter | None = None
         self._latents: LatentsWriter | None = None
         self._stage1: LatentsWriter | None = None
+        self._noise: LatentsWriter | None = None
         self._frames: FramesDir | None = None
         self._made_folder = False
         if self.kept.blocks:
@@ -62,6 +65,7 @@ class OutputWriters:
             self._video = self._open_video(metadata, notes, on_chunk)
             self._latents = self._open_latents(plan.outputs.save_latents)
             self._stage1 = self._open_latents(plan.outputs.save_stage1)
+            self._noise = self._open_noise()
             self._frames = self._open_frames()
             self._remove_stale()
             self._save_camera()
@@ -85,6 +89,11 @@ class OutputWriters:
         if self._stage1 is not None:
             self._stage1.write(start, latents.to("cpu", torch.float32))
 
+    def noise(self, start: int, eps: Tensor) -> None:
+        """Write a block's noise, latent frames `start ..` counted without the sink."""
+        if self._noise is not None:
+            self._noise.write(start, eps)
+
     def frames(self, chunk: FrameChunk) -> None:
         """Hand over the frames of a block."""
         if self._video is not None and len(chunk.frames):
@@ -97,13 +106,13 @@ class OutputWriters:
     def sync(self) -> None:
         """Flush what is written to the disk, so that a run state is never ahead of it."""
         sync_file(self.part)
-        for writer in (self._latents, self._stage1):
+        for writer in (self._latents, self._stage1, self._noise):
             if writer is not None:
                 sync_file(writer.part_path)
 
     def close(self) -> VideoFile | None:
         """Finish all outputs; the video gets its name once its frames were counted."""
-        for writer in (self._latents, self._stage1):
+        for writer in (self._latents, self._stage1, self._noise):
             if writer is not None:
                 writer.close()
         if self._frames is not None:
@@ -136,7 +145,7 @@ class OutputWriters:
         """Keep what holds finished chunks, remove what is still empty."""
         if self._video is not None:
             self._video.abort()
-        for writer in (self._latents, self._stage1):
+        for writer in (self._latents, self._stage1, self._noise):
             if writer is not None:
                 part = writer.abort()
                 if writer.frames_written == 0:
@@ -173,6 +182,7 @@ class OutputWriters:
             queue_chunks=1,  # a chunk is on disk before the next but one is handed over
             keep_frames=self.kept.video_frames,
             keep_chunks=self.kept.video_chunks,
+            continued=self.kept.blocks > 0,
             on_chunk=on_chunk,
             notes=notes,
         )
@@ -187,6 +197,20 @@ class OutputWriters:
             self._latents_metadata,
             overwrite=self.plan.outputs.overwrite,
             keep_frames=self.kept.latent_frames,
+        )
+
+    def _open_noise(self) -> LatentsWriter | None:
+        target, shape, sink = self.plan.outputs.save_noise, self.plan.shape, self.plan.window.sink
+        if target is None:
+            return None
+        return LatentsWriter(
+            target,
+            shape._replace(frames=shape.frames - sink),
+            noise_dtype(self.plan),
+            self._latents_metadata,
+            key=NOISE_KEY,
+            overwrite=self.plan.outputs.overwrite,
+            keep_frames=max(0, self.kept.latent_frames - sink),
         )
 
     def _open_frames(self) -> FramesDir | None:

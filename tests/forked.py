@@ -97,6 +97,8 @@ def started(
     streams.mkdir(exist_ok=True)
     number = len(list(streams.iterdir()))
     out, err = streams / f"{number}.out", streams / f"{number}.err"
+    for file in (out, err):
+        file.touch()  # the next one takes another number
     words = [str(a) for a in arguments]
     process = _CONTEXT.Process(
         target=_command, args=(words, folder, out, err, dict(env or {}), file_limit, close_stdout)

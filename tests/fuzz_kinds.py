@@ -387,7 +387,7 @@ ALL = (
     Kind("shards", shard_samples, lambda path: read_weights(path.parent)),
     Kind("pt", pt_samples, read_stage1),
     Kind("embeddings", embeds_samples, load_prompt_embeds),
-    Kind("state", state_samples, lambda path: read_saved(path, {"seed": 42}, notes=Notes())),
+    Kind("state", state_samples, lambda path: read_saved(path, {"seed": 42})),
     Kind("toml", toml_samples, lambda path: resolve([str(path)])),
     Kind("yaml", yaml_samples, read_yaml),
     Kind("config.json", json_samples, read_config_json),

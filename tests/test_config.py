@@ -8,6 +8,7 @@ import pytest
 
 from sanawm.config import preset_names, resolve
 from sanawm.errors import InputError, MissingFile, UsageError
+from sanawm.expected import expected
 from sanawm.settings import all_keys, is_path
 
 
@@ -104,11 +105,12 @@ def test_two_keys_of_one_group_in_one_file_are_refused(tmp_path: Path) -> None:
     [
         ("video.crff=3", "did you mean 'video.crf'"),
         ("vidoe.crf=3", "did you mean 'video.crf'"),
-        ("video.crf=99", "--set video.crf: video.crf = 99"),
-        ("video.crf=true", "true is no valid value"),
-        ("video.num_frames='many'", "video.num_frames = 'many'"),
+        ("video.crf=99", "--set video.crf=99: expected a whole number from 0 to 51"),
+        ("video.crf=true", "--set video.crf=true: expected a whole number from 0 to 51"),
+        ("video.num_frames='many'", "--set video.num_frames=many: expected a whole number"),
         ("refiner.sigmas=[0.9,0.5]", "must end in 0"),
-        ("refiner.mode=fast", "refiner.mode = 'fast'"),
+        ("refiner.mode=fast", "refiner.mode=fast: expected chunked or single-shot"),
+        ("refiner.sigmas=3", "use --set refiner.sigmas=[0.909375, 0.725, 0.421875, 0], the"),
         ("video.crf", "expected section.key=value"),
     ],
 )
@@ -116,6 +118,30 @@ def test_bad_overrides_say_what_and_where(text: str, words: str) -> None:
     with pytest.raises(UsageError) as caught:
         resolve(["tiny"], sets=[text])
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("key", all_keys())
+def test_every_key_says_what_it_takes(key: str, tmp_path: Path) -> None:
+    """In words of our own: what was found and where, what is expected, and what works."""
+    section, _, name = key.partition(".")
+    path = write(tmp_path / "c.toml", f"[{section}]\n{name} = {{ a = 1 }}\n")
+    with pytest.raises(UsageError) as caught:
+        resolve([path])
+    message, fix = caught.value.message, str(caught.value.fix)
+    assert message.startswith(f"{key} = ")
+    assert f"({path}): expected {expected(key)}" in message
+    assert key in fix
+    assert "nput should" not in message + fix
+    if fix.endswith(", the default"):
+        working = fix.removeprefix("use ").removesuffix(", the default")
+        assert resolve([], sets=[working.replace(" = ", "=", 1)]).get(key) == resolve().get(key)
+
+
+def test_a_rule_of_a_list_is_said_once() -> None:
+    with pytest.raises(UsageError) as caught:
+        resolve(flags={"refiner.sigmas": ("--sigmas", (0.9, 0.5))})
+    assert caught.value.message == "--sigmas: sigmas [0.9, 0.5]: the list must end in 0"
+    assert str(caught.value.fix).startswith("use a list such as 0.909375")
 
 
 def test_bad_files_name_file_and_key(tmp_path: Path) -> None:

@@ -182,12 +182,16 @@ def test_a_folder_that_vanishes(here: Path) -> None:
     folder.mkdir()
     before = contents(here)
     with started(*from_latents("gone/out.mp4"), folder=here) as run:
-        run.wait_for("\nblock ", 2)
+        run.wait_for("\nblock ", 1)
+        run.send(signal.SIGSTOP)  # so that blocks are left when the folder is gone
         shutil.rmtree(folder)
+        run.send(signal.SIGCONT)
         ended = run.end()
     assert ended.code == 5, ended.err
     assert "error: gone/out.mp4: the finished file cannot be read back" in ended.err
-    assert "warning: the run state cannot be kept (gone/out.state: the folder is gone" in ended.err
+    line = "warning: the run state cannot be kept (output gone/out.state: the folder gone does not"
+    assert ended.err.count(line) == 1
+    assert "\n  fix: check the disk and its folders, and run again\n" in ended.err
     assert contents(here) == before
 
 
@@ -233,6 +237,27 @@ def test_two_runs_on_one_output(here: Path) -> None:
     assert report_of(here / "out.mp4")["status"] == "done"
     assert not list(here.glob("*.part.*"))
     assert not list(here.glob("third*"))
+
+
+@pytest.mark.parametrize("more", [(), ("--overwrite",), ("--resume",)], ids=" ".join)
+def test_two_processes_that_start_at_once(here: Path, more: tuple[str, ...]) -> None:
+    """One wins, the other is refused, or comes after it; no file is of both."""
+    command = from_latents("out.mp4", "--save-latents", "r.safetensors", *more)
+    with started(*command, folder=here) as first, started(*command, folder=here) as second:
+        ended = sorted((first.end(), second.end()), key=lambda e: e.code)
+    assert ended[0].code == 0, ended[0].err
+    if ended[1].code:  # else the second began when the first had ended, and was asked to replace it
+        assert ended[1].code == 5, ended[1].err
+        reason = ended[1].err.partition("error: ")[2]
+        assert "is being written by another run" in reason or " exists" in reason, reason
+        assert "block 1/8" not in ended[1].err
+    else:
+        assert more
+    assert decode(here / "out.mp4") == decode(here / "whole.mp4")
+    report = report_of(here / "out.mp4")
+    assert (report["status"], report["output"]["frames"]) == ("done", 96)
+    assert not list(here.glob("*.part.*"))
+    assert not (here / "out.state").exists()
 
 
 # Files of others

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from sanawm.io.run_state import load_state, save_state
+from sanawm.tensorfile import read_header
 
 from .cli.command import ROOT, Done, sanawm
 from .tiny_runs import decode, events, report_of
@@ -99,6 +101,63 @@ def test_it_goes_on_and_nothing_of_the_state_is_left(left: Path) -> None:
     assert [row["index"] for row in report["blocks"]] == list(range(BLOCKS))
 
 
+@pytest.fixture(scope="module")
+def stopped_at_once(stopped: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the same run leaves when it is stopped after its first block."""
+    folder = tmp_path_factory.mktemp("once") / "left"
+    shutil.copytree(stopped, folder)
+    here, patch = Path.cwd(), pytest.MonkeyPatch()
+    patch.setenv("SANAWM_CACHE", str(tmp_path_factory.mktemp("cache")))
+    os.chdir(folder)
+    try:
+        stop_after(1, "--overwrite")
+    finally:
+        patch.undo()
+        os.chdir(here)
+    return folder
+
+
+def stop_after(blocks: int, *more: object) -> None:
+    """Start the run and stop it when so many blocks are done."""
+
+    def stop(self: object, done: int) -> None:
+        if done == blocks:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sanawm.job.RefineJob._check_stop", stop)
+        assert run(*more).code == 130
+
+
+def test_noise_is_written_block_by_block(left: Path) -> None:
+    """It is not held until the end; a resumed run takes over what is in the file."""
+    assert run("--save-noise", "w.safetensors", name="other.mp4").code == 0
+    stop_after(2, "--save-noise", "n.safetensors", "--overwrite")
+    frames = int(read_header(Path("n.part.safetensors"))[1]["frames_written"])
+    assert frames in (6, 9)  # of two blocks, and of one that may have begun
+    done = run("--resume")
+    assert (done.code, "outputs is [" in done.err) == (2, True)
+    done = run("--resume", "--save-noise", "n.safetensors")
+    assert done.code == 0, done.err
+    assert Path("n.safetensors").read_bytes() == Path("w.safetensors").read_bytes()
+    assert not Path("n.part.safetensors").exists()
+    assert equals_the_whole(left)
+
+
+def test_frames_that_the_state_holds_are_not_called_replaced(
+    stopped_at_once: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The part file of one block is written anew: its frames are in the state, none is lost."""
+    monkeypatch.chdir(stopped_at_once)
+    monkeypatch.setenv("SANAWM_CACHE", str(tmp_path / "cache"))
+    assert Path("out.part.mp4").stat().st_size > 0
+    done = run("--resume")
+    assert done.code == 0, done.err
+    assert "resuming after block 1 from out.state" in done.err
+    assert "replaced" not in done.err
+    assert equals_the_whole(stopped_at_once)
+
+
 def test_a_moved_folder_can_be_resumed(left: Path) -> None:
     left.rename(left.with_name("moved"))
     os.chdir(left.with_name("moved"))
@@ -153,26 +212,30 @@ def nothing() -> None:
 @pytest.mark.parametrize(
     ("change", "flags", "words"),
     [
-        (lambda: Path("p.txt").write_text("a red tower."), (), "prompt (sha256) is '"),
+        (
+            lambda: Path("p.txt").write_text("a red tower."),
+            (),
+            "prompt is 'a red tower.' now, 'a red tower' in the saved run",
+        ),
         (nothing, ("--seed", 43), "runtime.seed is 43 now, 42 in the saved run"),
         (nothing, ("--refiner-kv-max-frames", 8), "refiner.kv_max_frames is 8 now, 11 in the"),
         (nothing, ("--sigmas", "0.909375,0.725,0"), "refiner.sigmas is [0.909375, 0.725, 0.0] now"),
         (nothing, ("--fps", 24), "video.fps is '24' now, 16 in the saved run"),
         (nothing, ("--crf", 20), "video.crf is 20 now, 18 in the saved run"),
         (nothing, ("--fov-x", 60), "input.fov_x is 60.0 now"),
-        (nothing, ("--action", "a-48"), "camera (sha256) is '"),
+        (nothing, ("--action", "a-48"), "camera is another now (sha256 "),
         (nothing, ("--num-frames", FRAMES - 12), "latent shape is [1, "),
         (nothing, ("--precision", "bf16"), "precision is 'torch.bfloat16' now, 'torch.float32'"),
         (nothing, ("--no-video",), "outputs is ['save_latents'] now"),
         (nothing, ("--threads", 2), "threads is 2 now, 1 in the saved run"),
-        (other_picture, (), "input image (sha256) is '"),
-        (other_weights, (), "weights stage1 (hash) is '"),
+        (other_picture, (), "input image is another now (sha256 "),
+        (other_weights, (), "weights stage1 is another now (hash "),
         (
             replace(
                 "sana_dit/config.yaml", "inference_flow_shift: 8.0", "inference_flow_shift: 7.0"
             ),
             (),
-            "config of stage1 (sha256) is '",
+            "config of stage1 is another now (sha256 ",
         ),
     ],
     ids=lambda v: " ".join(map(str, v)) if isinstance(v, tuple) else None,
@@ -275,6 +338,44 @@ def test_side_files_that_lost_data(left: Path) -> None:
     assert "out.part.safetensors is gone" in done.err
 
 
+def test_a_dry_run_says_what_would_be_resumed(left: Path) -> None:
+    before = snapshot(left)
+    done = run("--resume", "--dry-run")
+    assert done.code == 0, done.err
+    assert (
+        "\nresume after block 2 of 4, from out.state: 24 frames and 7 latent frames are kept, "
+        "2 blocks are made\n"
+    ) in done.out
+    assert "resuming" not in done.err
+    assert snapshot(left) == before
+    done = run("--resume", "--dry-run", "--seed", 43)
+    assert done.code == 2
+    assert "runtime.seed is 43 now, 42 in the saved run" in done.err
+    Path("out.part.mp4").unlink()
+    done = run("--resume", "--dry-run")
+    assert (done.code, "out.part.mp4 is gone" in done.err) == (5, True)
+    Path("out.state").unlink()
+    done = run("--resume", "--dry-run")
+    assert "\nresume nothing: there is no out.state; all 4 blocks are made\n" in done.out
+    assert sanawm("--log-format", "json", *command("--dry-run")).json["resume"] is None
+
+
+def test_long_prompts_are_shown_where_they_differ(left: Path) -> None:
+    state = load_state(Path("out.state"))
+    state["prompt"] = "a red tower " * 20 + "at noon, with a long shadow that falls over the green"
+    save_state(Path("out.state"), state)
+    Path("p.txt").write_text("a red tower " * 20 + "at night", encoding="utf-8")
+    done = run("--resume")
+    assert done.code == 2
+    found = re.search(r"prompt is '(.*?)' now, '(.*?)' in the saved run", done.err)
+    assert found is not None, done.err
+    now, then = found.groups()
+    assert now.startswith("...")
+    assert now.endswith("a red tower at night")
+    assert "at noon, with a long" in then
+    assert max(len(now), len(then)) <= 66
+
+
 def test_without_a_state_it_starts_over(left: Path) -> None:
     Path("out.state").unlink()
     done = run("--resume")
@@ -347,4 +448,5 @@ def test_every_second_block(left: Path) -> None:
     done = run("--state-every", 2, "--log-file", "log.jsonl")
     assert done.code == 0
     assert [e["block"] for e in events(left / "log.jsonl", "state_saved")] == [1, 3]
-    assert json.loads(Path("out.json").read_text())["state_seconds"] > 0
+    report = json.loads(Path("out.json").read_text())
+    assert 0 < report["state_cost_seconds"] <= report["state_seconds"] * 1.01

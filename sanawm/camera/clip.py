@@ -32,14 +32,15 @@ def plan_frames(
     explicit: bool = True,
     minimum: int | None = None,
     where: str = "",
+    set_by: str = "",
     notes: Notes,
 ) -> int:
     """Return the frames of the clip: `min(asked, poses)` snapped to `stride * k + 1`, ties up.
 
     `poses` is what the path can give (`poses_available`), None for no bound. `explicit` says that
-    the user typed the number; one that a preset brought may be shortened. `minimum` is the fewest
-    frames that make a clip, `stride + 1` (one block) without it. `where` names the path's source in
-    messages. Every difference is noted.
+    the user typed the number; one that a preset (`set_by`) brought may be shortened. `minimum` is
+    the fewest frames of a clip, `stride + 1` (one block) without it. `where` names the path's
+    source in messages. Every difference is noted.
 
     Raises `UsageError` for fewer than one frame, for an explicit number above `poses`, and when
     less than one block is possible.
@@ -48,37 +49,37 @@ def plan_frames(
     rule = f"{stride}*k + 1 frames"
     count = "1 pose" if poses == 1 else f"{poses} poses"
     name = f"{where}: " if where else ""
+    wish = f"{asked} frames ({set_by})" if set_by and not explicit else f"{asked} frames asked"
+    one = f"use --num-frames {least}: a clip has {rule}"
     if asked < 1:
-        raise UsageError(f"{asked} frames asked, expected at least {least}", fix=f"ask for {least}")
+        raise UsageError(f"{wish}, expected at least {least}", fix=one)
+    longer = max(least, snap_frames(asked, stride))
     if poses is not None and poses < least:
         raise InputError(
-            f"{name}{asked} frames asked, but the camera path gives {count}: a clip needs at least "
+            f"{name}{wish}, but the camera path gives {count}: a clip needs at least "
             f"{least} ({rule}, one pose a frame)",
-            fix=f"give {least} poses or more, or use --resample clip or --hold-last",
+            fix=f"give {least} poses or more, or add --hold-last or --resample clip, which make "
+            f"{longer} frames of this path",
         )
     if explicit and poses is not None and asked > poses:
         raise UsageError(
-            f"{name}{asked} frames asked, but the camera path gives {count} (one a frame)",
-            fix=f"ask for at most {snap_frames(poses, stride, poses)} frames, or use --hold-last "
-            "or --resample clip",
+            f"{name}{wish}, but the camera path gives {count} (one a frame)",
+            fix=f"use --num-frames {snap_frames(poses, stride, poses)} (a clip has {rule}), give "
+            f"{longer} poses, or add --hold-last or --resample clip, which make {longer} frames of "
+            "this path",
         )
     wanted = asked if poses is None else min(asked, poses)
     used = snap_frames(wanted, stride, poses)
     if used < least:
-        raise UsageError(
-            f"{asked} frames asked, less than one block: a clip has {rule}, at least {least}",
-            fix=f"ask for {least} frames",
-        )
+        raise UsageError(f"{wish}, less than one block: expected at least {least}", fix=one)
     if poses is not None and asked > poses:
         notes.change(
-            f"{name}{asked} frames asked, the camera path gives {count}: {used} frames are made "
-            f"({rule})"
+            f"{name}{wish}, the camera path gives {count}: {used} frames are made ({rule})"
         )
     elif used != asked:
         below = asked - (asked - 1) % stride
         notes.change(
-            f"{asked} frames asked: {used} are made, a clip has {rule} "
-            f"(nearest: {below} and {below + stride})"
+            f"{wish}: {used} are made, a clip has {rule} (nearest: {below} and {below + stride})"
         )
     return used
 
@@ -128,7 +129,8 @@ def fit_to_clip(
         unit = f"frames at {fps:g} a second" if resample == "time" else "poses"
         raise UsageError(
             f"{trajectory.source}: the path gives {available} {unit}, the clip has {frames}",
-            fix="use a longer path, --hold-last or --resample clip",
+            fix=f"give {frames} {unit}, use --num-frames {available}, or add --hold-last or "
+            "--resample clip",
         )
     if resample == "clip":
         clip = _resample_clip(trajectory, frames, notes)

@@ -138,14 +138,15 @@ def fit_intrinsics(intrinsics: Float32, frames: int) -> Float32:
     return np.stack(columns, axis=1).astype(np.float32)
 
 
-def intrinsics_of_fov(fov_x_deg: float, size: ImageSize) -> Float32:
+def intrinsics_of_fov(fov_x_deg: float, size: ImageSize, *, source: str = "") -> Float32:
     """Return `(1, 4)` for a centred lens with square pixels, `fov_x_deg` across the width.
 
-    Raises `UsageError` unless the angle lies between 0 and 180 degrees.
+    Raises `UsageError` unless the angle lies between 0 and 180 degrees; `source` says who set it.
     """
     if not math.isfinite(fov_x_deg) or not 0 < fov_x_deg < 180:
+        name = f"{source}: " if source else ""
         raise UsageError(
-            f"field of view {fov_x_deg:g} degrees is impossible: expected more than 0, less "
+            f"{name}field of view {fov_x_deg:g} degrees is impossible: expected more than 0, less "
             "than 180",
             fix=f"give degrees across the image, {FOV_RANGE_DEG[0]:g} to {FOV_RANGE_DEG[1]:g}",
         )
@@ -168,6 +169,7 @@ def resolve_intrinsics(
     supplied: Float32 | None = None,
     supplied_source: str = "--intrinsics",
     fov_x_deg: float | None = None,
+    fov_source: str | None = None,
     allow_extreme_fov: bool = False,
     notes: Notes,
 ) -> Float32:
@@ -177,6 +179,7 @@ def resolve_intrinsics(
     what the trajectory's file holds; 90 degrees across the target picture. Which one was used is
     noted, with its values and its field of view. Without an image (`image_size` None) the file's
     intrinsics belong to a picture of the file's own size, others to the target picture.
+    `supplied_source` and `fov_source` are what messages call the two: who set them, and to what.
 
     Raises `UsageError` when both `supplied` and `fov_x_deg` are given, and `InputError` when the
     field of view on the target picture leaves 25 to 120 degrees unless `allow_extreme_fov`.
@@ -191,7 +194,8 @@ def resolve_intrinsics(
     if supplied is not None:
         source, lens = supplied_source, _fit_supplied(supplied, frames, supplied_source, notes)
     elif fov_x_deg is not None:
-        source, lens = f"--fov-x {fov_x_deg:g}", intrinsics_of_fov(fov_x_deg, image_size)
+        source = fov_source or f"--fov-x {fov_x_deg:g}"
+        lens = intrinsics_of_fov(fov_x_deg, image_size, source=source)
     elif trajectory is not None and trajectory.intrinsics is not None:
         source = trajectory.source
         lens = scale_to_image(trajectory, image_size, notes)
@@ -276,16 +280,19 @@ def check_field_of_view(
         return
     frame = int(np.argmax(outside))
     found = f"{fov[frame, 0]:.1f} x {fov[frame, 1]:.1f} degrees on the {size} picture"
+    fix = "check that fx fy are pixels of the image file, or give --fov-x DEGREES across it"
     if image is not None and image[1] != size:
         before = field_of_view(image[0][frame : frame + 1], image[1])[0]
         found += f" ({before[0]:.1f} x {before[1]:.1f} on the {image[1]} image)"
+        if low < before.min() and before.max() < high:
+            fix = f"give an image of about the shape of {size}: the crop is what narrows the view"
     line = f"{source}: frame {frame}: field of view {found} is outside {low:g} to {high:g} degrees"
     if allow:
         notes.warn(line)
         return
     raise InputError(
         line,
-        fix="check that fx fy are pixels of the image file; --allow-extreme-fov goes on regardless",
+        fix=f"{fix}; --allow-extreme-fov goes on regardless",
     )
 
 

@@ -6,6 +6,10 @@ encoders: look-ahead and B-frames (frames would be held back, lost on a kill and
 watches the file grow), key frames at scene cuts (they would leave the chunk borders), and a thread
 count taken from the machine (x264 cuts each picture into as many slices as it has threads).
 
+The encoder's own clock always runs at `CLOCK` frames per second, because x264 and x265 give longer
+frames finer quantisers: with the clip's rate, `--output-fps` would change pixels. The clip's rate
+is in the time stamps and in the header, which is that of an encoder told the clip's rate.
+
 Colours: RGB is converted to BT.709, limited range, and the stream is tagged with just that.
 """
 
@@ -33,6 +37,8 @@ VideoPacket: TypeAlias = "Packet[VideoStream]"
 
 #: Encoder threads, the same on every machine because the bytes depend on it.
 ENCODER_THREADS = 4
+#: Frames per second that encoders are told, whatever the rate of the clip: the released model's.
+CLOCK = Fraction(16)
 #: Code points of BT.709 and of limited range ("tv") in H.264, H.265 and MP4.
 BT709 = 1
 LIMITED_RANGE = 1
@@ -48,7 +54,7 @@ _NVENC_PRESETS = ("p1", "p2", "p3", "p4", "p5", "p6", "p7", "fast", "medium", "s
 
 @dataclass(frozen=True)
 class EncoderSpec:
-    """One supported encoder: its presets and the MP4 tag of its streams."""
+    """One supported encoder: its presets, and the MP4 tag and filter of its streams."""
 
     name: str
     presets: tuple[str, ...]
@@ -190,19 +196,19 @@ def _try_encoder(name: str, width: int, height: int) -> str | None:
 
 
 def open_encoder(settings: VideoSettings) -> VideoCodecContext:
-    """Return a fresh, opened encoder."""
+    """Return a fresh, opened encoder, whose clock is `CLOCK`."""
     context: Any = av.CodecContext.create(settings.encoder, "w")
-    configure(context, settings)
+    configure(context, settings, rate=CLOCK)
     context.open()
     return context
 
 
-def configure(context: VideoCodecContext, settings: VideoSettings) -> None:
-    """Set everything of an encoder that is not open yet."""
+def configure(context: VideoCodecContext, settings: VideoSettings, *, rate: Fraction) -> None:
+    """Set everything of an encoder that is not open yet; `rate` is that of its clock."""
     context.width, context.height = settings.width, settings.height
     context.pix_fmt = "yuv420p"
-    context.framerate = settings.fps
-    context.time_base = 1 / settings.fps
+    context.framerate = rate
+    context.time_base = 1 / rate
     context.gop_size = settings.frames_per_chunk
     context.max_b_frames = 0
     context.color_range = LIMITED_RANGE
@@ -262,6 +268,14 @@ def encode_chunk(
             dst_color_range=ColorRange.MPEG,
         )
         frame.pts = number
-        frame.time_base = 1 / settings.fps
-        yield from encoder.encode(frame)
-    yield from encoder.encode(None)
+        frame.time_base = 1 / CLOCK
+        yield from _at_rate(encoder.encode(frame), settings.fps)
+    yield from _at_rate(encoder.encode(None), settings.fps)
+
+
+def _at_rate(packets: list[VideoPacket], fps: Fraction) -> Iterator[VideoPacket]:
+    """Yield packets of one frame each, their time stamps in units of `1 / fps`."""
+    for packet in packets:
+        packet.time_base = 1 / fps
+        packet.duration = 1
+        yield packet

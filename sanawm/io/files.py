@@ -154,7 +154,7 @@ def _check_folder(path: Path) -> None:
             f"output {path}: the folder {folder} does not exist", fix=f"mkdir -p {folder}"
         )
     if not folder.is_dir():
-        raise OutputError(f"output {path}: {folder} is a file, not a folder")
+        raise OutputError(f"output {path}: {folder} is a file, not a folder", fix="name a folder")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise OutputError(
             f"output {path}: no permission to write in {folder.resolve()}",

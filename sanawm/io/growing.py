@@ -98,7 +98,7 @@ class GrowingMP4:
         self._container.metadata.update(settings.metadata)
         stream: Any = self._container.add_stream(settings.encoder, rate=settings.fps)
         self.stream: VideoStream = stream
-        configure(self.stream.codec_context, settings)
+        configure(self.stream.codec_context, settings, rate=settings.fps)
         self.stream.codec_context.open()  # fills in the parameter sets that the header holds
         self._container.start_encoding()
         self._raise_sink_error()

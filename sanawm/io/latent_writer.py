@@ -28,15 +28,16 @@ if TYPE_CHECKING:
     import torch
 
 #: Accepted dtypes by their safetensors name.
-DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
 _DIGITS = 10  # width of the frame count in the header, so that it can be rewritten in place
 
 
 class LatentsWriter:
     """Write `(B, C, T, H, W)` latents slice by slice along T, in any order.
 
-    `dtype` is torch's float32, bfloat16 or float16; slices are converted to it. `keep_frames`
-    continues a stopped run: its first frames are taken over and the rest is written again.
+    `dtype` is torch's float32, bfloat16, float16 or float64; slices are converted to it. The tensor
+    is stored as `key`. `keep_frames` continues a stopped run: its first frames are taken over and
+    the rest is written again.
 
     As a context manager it closes on success and keeps the part file on an exception. Raises
     `UsageError` for another dtype or metadata that is no text, and `OutputError` when the file
@@ -50,6 +51,7 @@ class LatentsWriter:
         dtype: torch.dtype,
         metadata: Mapping[str, str],
         *,
+        key: str = LATENTS_KEY,
         overwrite: bool = False,
         keep_frames: int = 0,
         notes: Notes | None = None,
@@ -67,13 +69,13 @@ class LatentsWriter:
         self._item = DTYPE_BYTES[code]
         self._overwrite = overwrite
         self._done = bytearray(self.shape.frames)
-        self._head, self._count_at = _header(self.shape, code, metadata, keep_frames)
+        self._head, self._count_at = _header(self.shape, code, metadata, keep_frames, key)
         self._part = PartFile(
             path, keep=keep_frames > 0, notes=notes if notes is not None else Notes()
         )
         try:
             if keep_frames:
-                _check_kept(self._part, self.shape, code, metadata, keep_frames)
+                _check_kept(self._part, self.shape, code, metadata, keep_frames, key)
                 self._done[:keep_frames] = b"\x01" * keep_frames
             self._write_at(0, self._head)
             self._reserve()
@@ -197,7 +199,7 @@ def _as_bytes(rows: torch.Tensor) -> list[memoryview]:
 
 
 def _header(
-    shape: LatentShape, code: str, metadata: Mapping[str, str], written: int
+    shape: LatentShape, code: str, metadata: Mapping[str, str], written: int, key: str
 ) -> tuple[bytes, int]:
     """Return the file's head and the position of the frame count in it.
 
@@ -209,7 +211,7 @@ def _header(
         size *= n
     count = f"{written:0{_DIGITS}}"
     entry = {"dtype": code, "shape": list(shape), "data_offsets": [0, size]}
-    header = {"__metadata__": {WRITTEN_KEY: count, **metadata}, LATENTS_KEY: entry}
+    header = {"__metadata__": {WRITTEN_KEY: count, **metadata}, key: entry}
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     marker = f'"{WRITTEN_KEY}":"'.encode()
@@ -225,7 +227,12 @@ def _check_metadata(metadata: Mapping[str, str]) -> None:
 
 
 def _check_kept(
-    part: PartFile, shape: LatentShape, code: str, metadata: Mapping[str, str], frames: int
+    part: PartFile,
+    shape: LatentShape,
+    code: str,
+    metadata: Mapping[str, str],
+    frames: int,
+    key: str,
 ) -> None:
     """Raise `OutputError` unless `part` holds at least `frames` frames of just this clip."""
     fix = "run again without --resume"
@@ -233,7 +240,7 @@ def _check_kept(
         infos, found = read_header(part.path)
     except SanawmError as error:
         raise OutputError(f"cannot continue {part.target}: {error.message}", fix=fix) from None
-    info = infos.get(LATENTS_KEY)
+    info = infos.get(key)
     written = int(found.pop(WRITTEN_KEY, "0"))
     if info is None or (info.shape, info.dtype) != (tuple(shape), code) or found != dict(metadata):
         raise OutputError(
@@ -255,7 +262,7 @@ def save_tensors(
     *,
     overwrite: bool = False,
 ) -> Path:
-    """Write a small safetensors file whole: prompt embeddings, noise. Return its path.
+    """Write a small safetensors file whole: prompt embeddings. Return its path.
 
     Raises `UsageError` for metadata that is no text and `OutputError` when it cannot be written.
     """

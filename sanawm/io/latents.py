@@ -16,8 +16,11 @@ from __future__ import annotations
 import math
 import struct
 import tokenize
+import warnings
 import zipfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -48,6 +51,14 @@ MAX_UNPACKED = 4 << 30
 _FEW = 8
 _FLOATS = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
 _SUFFIXES = (".safetensors", ".npy", ".npz", ".pt", ".pth")
+
+
+@contextmanager
+def _python_2_is_welcome() -> Iterator[None]:
+    """Keep NumPy from printing that a header is old: it is read all the same."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        yield
 
 
 class Header(NamedTuple):
@@ -98,7 +109,8 @@ class _Npy:
         self.header = Header(array.shape, _dtype_name(array.dtype), {})
 
     def _map(self) -> np.ndarray:
-        array = np.load(self._path, mmap_mode="r", allow_pickle=False)
+        with _python_2_is_welcome():
+            array = np.load(self._path, mmap_mode="r", allow_pickle=False)
         if not isinstance(array, np.ndarray):
             array.close()
             raise InputError(f"{self._path}: an .npz file under the name .npy", fix="rename it")
@@ -134,14 +146,15 @@ class _Npz:
                     if version == (1, 0)
                     else np.lib.format.read_array_header_2_0
                 )
-                shape, _, dtype = read(file)
+                with _python_2_is_welcome():
+                    shape, _, dtype = read(file)
         if math.prod(shape) * dtype.itemsize > size:
             raise ValueError(f"cut short: shape {shape} of {dtype}, {size} bytes")
         self.header = Header(shape, _dtype_name(dtype), {})
 
     def read(self, start: int, stop: int) -> torch.Tensor:
         if self._array is None:
-            with np.load(self._path, allow_pickle=False) as archive:
+            with _python_2_is_welcome(), np.load(self._path, allow_pickle=False) as archive:
                 self._array = archive[self._name]
         return _to_tensor(self._array[:, :, start:stop])
 
@@ -287,21 +300,17 @@ class LatentsSource(TensorSource):
     what = "latents"
 
     @classmethod
-    def open(cls, path: Path, *, channels: int | None = None) -> LatentsSource:
+    def open(cls, path: Path | str, *, channels: int | None = None) -> LatentsSource:
         """Open a latents file and check its header; `channels` are those that the VAE has.
 
         Raises `MissingFile`, `CheckpointError` (a `.pt` that is not safe to load) or `InputError`
         for a broken file, a wrong rank, axis order or dtype, and for a file whose writer did not
         finish.
         """
+        path = Path(path)
         slices = _open(path, LATENTS_KEY)
         shape = _check_shape(path, slices.header, channels, what="latents")
-        written = slices.header.metadata.get(WRITTEN_KEY, str(shape.frames))
-        if written.isascii() and written.isdigit() and int(written) < shape.frames:
-            raise InputError(
-                f"{path}: unfinished: {int(written)} of {shape.frames} latent frames are written",
-                fix="let the run that writes it end, or continue it with --resume",
-            )
+        _check_finished(path, slices.header, shape)
         return cls(path, slices, shape)
 
 
@@ -316,7 +325,7 @@ class NoiseSource(TensorSource):
 
     @classmethod
     def open(
-        cls, path: Path, *, shape: LatentShape, first: int, key: str = NOISE_KEY
+        cls, path: Path | str, *, shape: LatentShape, first: int, key: str = NOISE_KEY
     ) -> NoiseSource:
         """Open a noise file for a clip of latents of `shape`.
 
@@ -324,8 +333,10 @@ class NoiseSource(TensorSource):
         `(B, C, T - sink, H, W)`, 0 for `stage1_noise`. Raises as `LatentsSource.open` does, also
         when the shape is not that of the clip.
         """
+        path = Path(path)
         slices = _open(path, key)
         found = _check_shape(path, slices.header, shape.channels, what="noise")
+        _check_finished(path, slices.header, found)
         wanted = shape._replace(frames=shape.frames - first)
         if found != wanted:
             raise InputError(
@@ -338,6 +349,16 @@ class NoiseSource(TensorSource):
     def block(self, start: int, stop: int) -> torch.Tensor:
         """Return the noise of the clip's latent frames `start .. stop - 1`, `(B, C, t, H, W)`."""
         return self.frames(start - self.first, stop - self.first)
+
+
+def _check_finished(path: Path, header: Header, shape: LatentShape) -> None:
+    """Raise `InputError` for a file whose writer was stopped before its last frame."""
+    written = header.metadata.get(WRITTEN_KEY, str(shape.frames))
+    if written.isascii() and written.isdigit() and int(written) < shape.frames:
+        raise InputError(
+            f"{path}: unfinished: {int(written)} of {shape.frames} latent frames are written",
+            fix="let the run that writes it end, or continue it with --resume",
+        )
 
 
 def _check_shape(path: Path, header: Header, channels: int | None, *, what: str) -> LatentShape:
@@ -354,7 +375,9 @@ def _check_shape(path: Path, header: Header, channels: int | None, *, what: str)
             fix=f"store them as {AXES}",
         )
     if 0 in shape:
-        raise InputError(f"{path}: {what} have shape {shape}: one axis is empty")
+        raise InputError(
+            f"{path}: {what} have shape {shape}: one axis is empty", fix="make the file again"
+        )
     if channels is not None and shape[1] != channels:
         axes = [i for i, size in enumerate(shape) if size == channels]
         guess = f"; axis {axes[0]} has {channels}: was the axis order changed?" if axes else ""

@@ -23,18 +23,21 @@ class PartFile:
     """`FILE.part.ext` beside `FILE.ext`, open for reading and writing and locked.
 
     With `keep` what an earlier run left in it stays (it must exist); otherwise it is emptied, with
-    a line in `notes` when something was in it. Raises `OutputBusy` when another run holds it, and
+    a line in `notes` when something was in it, unless it is `known`: then a run state holds the
+    same, and nothing is lost. Raises `OutputBusy` when another run holds it, and
     `OutputError` when it cannot be opened.
     """
 
-    def __init__(self, target: Path, *, keep: bool = False, notes: Notes) -> None:
+    def __init__(
+        self, target: Path, *, keep: bool = False, known: bool = False, notes: Notes
+    ) -> None:
         self.target = target
         self.path = part_path(target)
         self._notes = notes
         self.fd = self._lock(keep)
         left = os.fstat(self.fd).st_size
         if not keep:
-            if left:
+            if left and not known:
                 notes.info(f"replaced {self.path}, left by an unfinished run ({left} bytes)")
             self.truncate(0)
 

@@ -7,6 +7,7 @@ range. Range and matrix are converted, transfer functions are not: HDR video get
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from functools import cached_property
@@ -16,6 +17,7 @@ from typing import NamedTuple
 
 import av
 import numpy as np
+from av.container import InputContainer
 from av.video.frame import VideoFrame
 from av.video.reformatter import ColorRange, Colorspace, VideoReformatter
 from av.video.stream import VideoStream
@@ -35,6 +37,8 @@ _HDR = (16, 18)
 #: A frame may be this much off the even beat before the rate counts as variable (containers round
 #: time stamps, often to 1 ms).
 _JITTER_SECONDS = 0.002
+#: A video that ends this many frames before its header says is worth a warning.
+_MISSING = 2.5
 
 
 class Scan(NamedTuple):
@@ -139,10 +143,25 @@ class VideoReader:
                 torn = True
             except av.error.FFmpegError as error:
                 raise self._undecodable(error) from None
+            declared = _declared_seconds(container, stream)
         stamps = np.sort(np.array(times))
         if np.isnan(stamps).any():
             stamps = np.arange(len(times)) / float(self._header_rate or 1)
+        if not torn and declared is not None:
+            self._check_end(stamps, declared)
         return Scan(stamps, torn)
+
+    def _check_end(self, stamps: np.ndarray, declared: float) -> None:
+        """Warn when frames end well before the header says: a cut that tore no frame apart."""
+        if len(stamps) < 2:
+            return
+        frame = float(np.diff(stamps).max())
+        found = float(stamps[-1]) + frame - min(float(stamps[0]), 0.0)
+        if declared - found > _MISSING * frame:
+            self._notes.warn(
+                f"{self.path}: the video is cut short: its header says {declared:.2f} s, "
+                f"{found:.2f} s are there; the first {len(stamps)} frames are used"
+            )
 
     def _decode(self) -> Iterator[VideoFrame]:
         """Decode from the start; data that is cut off or damaged ends the clip with a warning."""
@@ -203,7 +222,10 @@ class VideoReader:
             if wanted > at:
                 entry = next((e for e in decoded if e[0] == wanted), None)
                 if entry is None:
-                    raise InputError(f"{self.path}: no frame {wanted}, the video ends before it")
+                    raise InputError(
+                        f"{self.path}: no frame {wanted}, the video ends before it",
+                        fix="fetch the file again, or ask for fewer frames",
+                    )
                 at, pixels = wanted, self._to_rgb(entry[1], wanted, reformatter)
             yield pixels
 
@@ -287,6 +309,25 @@ class VideoReader:
         if self._turn % 90 == 0 and self._turn:
             pixels = np.rot90(pixels, self._turn // 90)
         return np.ascontiguousarray(pixels, dtype=np.uint8)
+
+
+def _declared_seconds(container: InputContainer, stream: VideoStream) -> float | None:
+    """Return how long the header says the video is; None where no header tells for sure.
+
+    Other formats than these have no length in their header: FFmpeg estimates it from what is there.
+    """
+    name = container.format.name
+    if name == "avi":  # FFmpeg takes its duration from the file's size, the frames from its header
+        return float(stream.frames / stream.average_rate) if stream.average_rate else None
+    if "mov" in name:
+        return float(stream.duration * (stream.time_base or 0)) if stream.duration else None
+    if "matroska" not in name:
+        return None
+    clock = re.fullmatch(r"(\d+):(\d\d):(\d\d(?:\.\d+)?)", stream.metadata.get("DURATION", ""))
+    if clock is not None:
+        return 3600 * int(clock[1]) + 60 * int(clock[2]) + float(clock[3])
+    alone = len(container.streams) == 1 and container.duration
+    return container.duration / 1e6 if alone and container.duration else None
 
 
 def _flush(stream: VideoStream) -> list[VideoFrame]:

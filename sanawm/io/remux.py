@@ -141,12 +141,16 @@ def faststart(path: Path) -> None:
         except av.error.FFmpegError as error:
             if isinstance(error, OSError):
                 raise
-            raise OutputError(f"{path}: the index cannot be moved to the front ({error})") from None
+            raise OutputError(
+                f"{path}: the index cannot be moved to the front ({error})",
+                fix="the video is whole; leave out --faststart",
+            ) from None
         after = count_frames(temporary)
         if after.found != before.found:
             raise OutputError(
                 f"{path}: moving the index gave {after.found} frames, expected {before.found}; "
-                "the file is unchanged"
+                "the file is unchanged",
+                fix="the video is whole; leave out --faststart",
             )
         _sync(temporary)
 

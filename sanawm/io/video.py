@@ -69,7 +69,8 @@ class VideoWriter:
     playable video and keeps it.
 
     `keep_frames` continues a stopped run: the first `keep_frames` frames of its part file
-    (`keep_chunks` chunks) are taken over unchanged.
+    (`keep_chunks` chunks) are taken over unchanged. `continued` says that what else is in the part
+    is not lost: the run state holds those frames, and they are written again.
 
     Raises `UsageError` for impossible settings, `MachineError` for an unknown encoder and
     `OutputError` when `path` exists (without `overwrite`), cannot be written, or is being written
@@ -85,6 +86,7 @@ class VideoWriter:
         queue_chunks: int = 2,
         keep_frames: int = 0,
         keep_chunks: int = 0,
+        continued: bool = False,
         on_chunk: ChunkCallback | None = None,
         notes: Notes | None = None,
     ) -> None:
@@ -105,7 +107,7 @@ class VideoWriter:
         self._error: Exception | None = None
         self._result: VideoFile | None = None
         self._kept: tuple[int, int] | None = None
-        self._part = PartFile(path, keep=keep_frames > 0, notes=notes)
+        self._part = PartFile(path, keep=keep_frames > 0, known=continued, notes=notes)
         try:
             self._mp4 = (
                 keep_part_frames(self._part, settings, keep_frames)
@@ -259,7 +261,8 @@ class VideoWriter:
         if isinstance(error, av.error.FFmpegError):
             raise OutputError(
                 f"{self._part.path}: encoder {self.settings.encoder} failed after {frames} frames "
-                f"({error})"
+                f"({error})",
+                fix="use --encoder libx264, or another --encoder-preset; then --resume",
             ) from error
         assert error is not None, "no error to raise"
         raise error
@@ -301,7 +304,8 @@ class VideoWriter:
         except SanawmError as error:
             self._part.release()
             raise OutputError(
-                f"{self.path}: the finished file cannot be read back ({error.message})"
+                f"{self.path}: the finished file cannot be read back ({error.message})",
+                fix="check the disk and its folders, and run again",
             ) from None
         header = wanted if self._mp4.stays_fragmented else count.header
         if (header, count.found, count.torn) != (wanted, wanted, False):

@@ -14,7 +14,7 @@ the same input and an unused result: it is neither built nor read.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -85,7 +85,10 @@ def read_connectors_config(folder: Path) -> ConnectorsConfig:
     except ValidationError as e:
         first = e.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
-        raise CheckpointError(f"{path}: {key} = {first['input']!r}: {first['msg']}") from None
+        raise CheckpointError(
+            f"{path}: {key} is {first['input']!r}, expected {_expected(first)}",
+            fix="fetch the file again: it is no config of the text connectors",
+        ) from None
     if config.per_modality_projections:
         raise CheckpointError(
             f"{path}: per_modality_projections is true: these are LTX-2.3 connectors, which "
@@ -104,6 +107,15 @@ def read_connectors_config(folder: Path) -> ConnectorsConfig:
             f"{config.video_connector_attention_head_dim} is odd, RoPE needs an even head size"
         )
     return config
+
+
+def _expected(fault: Any) -> str:
+    """Return what pydantic says that a value should have been, in our words."""
+    rule, kind = fault.get("ctx", {}), str(fault["type"])
+    if "gt" in rule or "expected" in rule:
+        return f"more than {rule['gt']:g}" if "gt" in rule else str(rule["expected"])
+    names = {"int": "a whole number", "float": "a number", "bool": "true or false"}
+    return names.get(kind.partition("_")[0], "another value")
 
 
 class HeadsNorm(nn.Module):

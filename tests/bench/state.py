@@ -1,9 +1,10 @@
 """What keeping a run state costs: `python -m tests.bench state`.
 
 A tiny run whose blocks take about half a second (a larger picture, more steps), with the state kept
-after every block and without. The cost is the report's `state_seconds` over its `total_seconds`:
-snapshots, flushing the outputs and writing, wherever they ran. Prints a table; returns 1 when it is
-5 % or more.
+after every block and without. The cost is the report's `state_cost_seconds` over its
+`total_seconds`: waits for snapshots in the run's own thread, and the processor time of flushing and
+writing in the others. `wall s` is how long all of that took from begin to end, other programs'
+share of the machine included. Prints a table; returns 1 when the cost is 5 % or more.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def main() -> int:
         folder = Path(name)
         os.environ["SANAWM_CACHE"] = str(folder / "cache")
         run(folder, "warm")
-        print(f"{'run':<12} {'s/block':>8} {'total s':>8} {'state s':>8} {'cost':>7}")
+        print(f"{'run':<12} {'s/block':>8} {'total s':>8} {'wall s':>8} {'cost s':>8} {'cost':>7}")
         for label, flags in (
             ("none", ("--state", "none")),
             ("every block", ()),
@@ -42,11 +43,11 @@ def main() -> int:
             ("overlap", ("--schedule", "overlap")),
         ):
             report = run(folder, label.replace(" ", "_"), *flags)
-            cost = report["state_seconds"] / report["total_seconds"]
-            worst = max(worst, cost)
             block, total = report["steady_seconds_per_block"], report["total_seconds"]
-            state = report["state_seconds"]
-            print(f"{label:<12} {block:>8.3f} {total:>8.2f} {state:>8.3f} {cost:>7.2%}")
+            wall, paid = report["state_seconds"], report["state_cost_seconds"]
+            worst = max(worst, paid / total)
+            row = f"{label:<12} {block:>8.3f} {total:>8.2f} {wall:>8.3f} {paid:>8.3f}"
+            print(f"{row} {paid / total:>7.2%}")
     print(f"limit {LIMIT:.0%} for blocks of 0.5 s or more")
     return 1 if worst >= LIMIT else 0
 

@@ -223,7 +223,7 @@ def test_encoded_latents_refine_like_the_video_itself(in_tmp: Path) -> None:
         (("p.png", "-o", "z.mp4"), 2, "use z.safetensors"),
         (("p.png", "-o", "there.safetensors"), 5, "there.safetensors exists"),
         (("p.png", "-o", "z.safetensors", "--set", "model.vae=/no"), 3, "/no"),
-        (("p.png", "-o", "z.safetensors", "--precision", "fp8"), 2, "'fp8'"),
+        (("p.png", "-o", "z.safetensors", "--precision", "fp8"), 2, "--precision fp8: expected"),
     ],
     ids=str,
 )

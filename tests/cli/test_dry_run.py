@@ -76,6 +76,54 @@ def test_every_key_is_printed_with_its_value_and_origin(in_tmp: Path, latents: P
     assert rows["video.sampling"][1:] == ["keep", "built-in", "default"]
 
 
+def test_the_estimate_says_what_it_is_for(in_tmp: Path, latents: Path) -> None:
+    lines = dry("--latents", latents, "-o", "o.mp4").out.splitlines()
+    head = next(n for n, line in enumerate(lines) if line.startswith("memory "))
+    assert lines[head].endswith(" GB in float32 on cpu, of which")
+    rows = {}
+    for line in lines[head + 1 :]:
+        if not line.startswith("  "):
+            break
+        name, size, unit, *words = line.split()
+        rows[name] = (float(size), " ".join(words))
+        assert unit == "GB"
+    assert rows["refiner_packed"][1].startswith("the same weights once more, in the layout of the")
+    assert all(words for _, words in rows.values()), rows
+    assert float(lines[head].split()[2]) == pytest.approx(rows["peak"][0], abs=0.06)
+    data = dry("--latents", latents, "-o", "o.mp4", "--precision", "bf16", "--log-format", "json")
+    assert data.json["memory_for"] == "bfloat16 on cpu"
+
+
+RELEASED = ("-c", "streaming-720p", "--latents", "z.safetensors", "--prompt", "x", "-o", "o.mp4")
+
+
+def test_a_machine_that_is_too_small(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_file({"latents": torch.zeros(1, 128, 7, 22, 40)}, "z.safetensors")
+    monkeypatch.setattr("sanawm.estimate.capacity_bytes", lambda device: 30 * 10**9)
+    done = dry(*RELEASED)
+    assert done.code == 0
+    assert " GB of memory are needed (float32 on cpu), this machine has 30.0 GB; --prec" in done.err
+    monkeypatch.setattr("sanawm.estimate.capacity_bytes", lambda device: 10**12)
+    assert "of memory are needed" not in dry(*RELEASED).err
+    monkeypatch.setattr("sanawm.estimate.capacity_bytes", lambda device: 0)  # not known
+    assert "of memory are needed" not in dry(*RELEASED).err
+
+
+def test_a_disk_too_small_for_the_download(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_file({"latents": torch.zeros(1, 128, 7, 22, 40)}, "z.safetensors")
+    monkeypatch.setattr("sanawm.downloads.cache_of_the_hub", lambda: Path("/hub"))
+    monkeypatch.setattr("sanawm.downloads.free_space", lambda path: 50 * 10**9)
+    done = dry(*RELEASED)
+    assert done.code == 0  # refiner, VAE and text encoder: stage 1 does not run
+    line = "warning: /hub: about 70 GB will be fetched into it, 50.0 GB are free; HF_HOME=FOLDER"
+    assert done.err.count(line) == 1
+    assert "about 41 GB)" in done.out
+    monkeypatch.setattr("sanawm.downloads.free_space", lambda path: 10**12)
+    assert "will be fetched" not in dry(*RELEASED).err
+    monkeypatch.setattr("sanawm.downloads.free_space", lambda path: 0)
+    assert "will be fetched" not in dry("--prompt", "x", "-o", "o.mp4").err  # all on this disk
+
+
 def test_json(in_tmp: Path, latents: Path) -> None:
     data = dry("--latents", latents, "-o", "o.mp4", "--log-format", "json").json
     assert (data["status"], data["blocks"]) == ("dry-run", 2)
@@ -149,7 +197,7 @@ def test_the_released_model_needs_no_network_and_no_weights(in_tmp: Path) -> Non
     assert "refiner of 48 layers x 4096" in done.out
     assert "video  1280x704, 241 frames decoded, 240 written at 16 fps = 15.00 s" in done.out
     assert "10 blocks of 3 latent frames" in done.out
-    assert done.out.count("(not in the cache; a run fetches it)") == 3
+    assert done.out.count("(not in the cache; a run fetches it, about ") == 3
     # History and sink positions of a window of 11 (C23).
     rows = [line.split() for line in done.out.splitlines() if ".." in line and line[:4] == "    "]
     assert [int(r[2]) for r in rows[:10]] == [0, 3, 6, 9, 10, 10, 10, 10, 10, 10]

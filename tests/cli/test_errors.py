@@ -50,6 +50,7 @@ def refused(folder: Path, code: int, *words: str, arguments: tuple[object, ...])
         assert word in done.error
     assert "Traceback" not in done.err
     assert len(done.error.splitlines()) <= 3
+    assert "\n  fix: " in done.error, "it does not say what to do"
     assert listing(folder) == before
     return done
 
@@ -65,7 +66,7 @@ def refused(folder: Path, code: int, *words: str, arguments: tuple[object, ...])
         ),
         (("--num-frames", 0), 2, ("--num-frames 0", "at least 1")),
         (("--num-frames", -3), 2, ("--num-frames -3",)),
-        (("--num-frames", "many"), 2, ("--num-frames", "many")),
+        (("--num-frames", "many"), 2, ("--num-frames many: expected a whole number", "fix: use")),
         (("--height", HEIGHT + 1), 2, (f"--height {HEIGHT + 1}", f"decode to {HEIGHT}")),
         (("--width", WIDTH * 2), 2, (f"--width {WIDTH * 2}", f"decode to {WIDTH}")),
         (("--sink-size", -1), 2, ("sink size -1 is negative", "--sink-size 0")),
@@ -73,19 +74,19 @@ def refused(folder: Path, code: int, *words: str, arguments: tuple[object, ...])
         (("--sink-size", 11), 2, ("window of 11", "larger than the sink (11)")),
         (("--refiner-block-size", 0), 2, ("block size 0", "1 or more")),
         (("--refiner-kv-max-frames", 1), 2, ("window of 1", "--refiner-kv-max-frames 2")),
-        (("--sigmas", "a,b"), 2, ("--sigmas 'a,b'", "numbers separated by commas")),
+        (("--sigmas", "a,b"), 2, ("--sigmas 'a,b'", "numbers separated by commas", "fix: write")),
         (("--sigmas", "0.9,0.5"), 2, ("must end in 0",)),
         (("--sigmas", "0.5,0.9,0"), 2, ("sigmas", "descending")),
         (("--fps", 0), 2, ("frame rate 0",)),
         (("--fps", "nan"), 2, ("frame rate",)),
         (("--output-fps", "fast"), 2, ("frame rate 'fast' is no number",)),
-        (("--seed", -1), 2, ("--seed", "-1", "greater than or equal to 0")),
-        (("--seed", 2**64), 2, ("--seed", "less than")),
-        (("--crf", 52), 2, ("--crf", "52", "51")),
+        (("--seed", -1), 2, ("--seed -1: expected a whole number from 0 to 9223372036854775807",)),
+        (("--seed", 2**64), 2, ("--seed 18446744073709551616", "from 0 to", "use --seed 42")),
+        (("--crf", 52), 2, ("--crf 52: expected a whole number from 0 to 51", "use --crf 18, the")),
         (("--encoder-preset", "nosuch"), 2, ("'nosuch'", "libx264", "medium")),
-        (("--threads", 0), 2, ("--threads", "1")),
-        (("--precision", "fp64"), 2, ("--precision", "'fp64'", "'bf16'")),
-        (("--refiner-mode", "fast"), 2, ("--refiner-mode", "'single-shot'")),
+        (("--threads", 0), 2, ("--threads 0: expected a whole number, 1 or more",)),
+        (("--precision", "fp64"), 2, ("--precision fp64: expected auto, fp32, bf16 or fp16",)),
+        (("--refiner-mode", "fast"), 2, ("--refiner-mode fast: expected chunked or single-shot",)),
         (("--device", "gpu"), 2, ("device 'gpu' is unknown", "cuda:N")),
         (("--prompt", ""), 2, ("--prompt", "empty")),
         (("--prompt", " \n"), 2, ("--prompt", "empty")),

@@ -39,8 +39,8 @@ CLOSE = {"atol": 2e-5, "rtol": 1e-5}
 REPORT_KEYS = [
     "schema", "status", "tool", "versions", "device", "command", "settings", "inputs", "weights",
     "seeds", "frames", "blocks", "first_chunk_seconds", "timeline", "memory", "prompt_sha256",
-    "compile_seconds", "steady_seconds_per_block", "steady_realtime_factor", "total_seconds",
-    "peak_memory_bytes", "changes", "warnings", "output",
+    "compile", "compile_seconds", "steady_seconds_per_block", "steady_realtime_factor",
+    "total_seconds", "peak_memory_bytes", "changes", "warnings", "output",
 ]  # fmt: skip
 
 
@@ -302,6 +302,11 @@ def test_fps_changes_latents_and_output_fps_only_the_file(
     np.testing.assert_array_equal(pngs(Path("f")), pngs(run.folder / "frames"))
     with av.open("o.mp4") as container:
         assert container.streams.video[0].average_rate == Fraction(24000, 1001)
+    np.testing.assert_array_equal(video_frames(Path("o.mp4")), video_frames(run.video))
+    told = ("--latents", latents, "--prompt", "a red tower", "--no-video", "--save-latents")
+    assert sanawm("refine", *told, "r.safetensors", "--fps", 24).code == 0
+    other = refined(Path("r.safetensors"))
+    assert not torch.equal(other, refined(run.folder / "refined.safetensors"))
 
 
 # What one run saves, another takes

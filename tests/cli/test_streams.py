@@ -131,7 +131,7 @@ def test_the_environment_sets_logging_and_a_flag_wins(
     ("arguments", "code", "words"),
     [
         (("refine", "--nosuch"), 2, "--nosuch"),
-        (("refine", "--num-frames", "many"), 2, "'many'"),
+        (("refine", "--num-frames", "many"), 2, "--num-frames many: expected a whole number"),
         (("refine", "-c", "tinny", "-o", "o.mp4"), 2, "tinny"),
         (("refine", "-o", "no/o.mp4"), 5, "the folder no does not exist"),
         (("decode", "no.safetensors", "-o", "o.mp4"), 3, "no.safetensors"),

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import av
+import numpy as np
 import pytest
 
 from sanawm.errors import MachineError, UsageError
 from sanawm.io import encoder
 from sanawm.io.encoder import ENCODERS, VideoSettings, check_encoder, check_settings, encode_chunk
+from sanawm.io.video import VideoWriter
 from sanawm.notes import Notes
 
-from .clips import moving_clip
+from .clips import decode, moving_clip
 
 SETTINGS = VideoSettings(width=64, height=32, fps=Fraction(16))
 
@@ -39,7 +42,8 @@ def test_every_preset_is_known_to_ffmpeg(name: str) -> None:
     else:  # free text: the encoder itself looks it up and fails on opening
         for value in ENCODERS[name].presets:
             context: Any = av.CodecContext.create(name, "w")
-            encoder.configure(context, replace(SETTINGS, encoder=name, encoder_preset=value))
+            settings = replace(SETTINGS, encoder=name, encoder_preset=value)
+            encoder.configure(context, settings, rate=settings.fps)
             context.open()
 
 
@@ -131,3 +135,29 @@ def test_same_chunk_gives_same_bytes_at_any_place(name: str) -> None:
         [bytes(p) for p in encode_chunk(settings, clip, first_frame=start)] for start in (0, 800)
     )
     assert first == later
+
+
+@pytest.mark.parametrize("name", ["libx264", "libx265"])
+def test_the_rate_changes_no_pixel(name: str, tmp_path: Path) -> None:
+    """x264 and x265 choose quantisers by a frame's duration; ours depend on frames and crf alone.
+
+    The container and the stream's own header both tell the clip's rate.
+    """
+    clip = moving_clip(24)
+    pictures = []
+    for number, rate in enumerate(("16", "1", "12", "24000/1001", "60", "240")):
+        fps, path = Fraction(rate), tmp_path / f"{number}.mp4"
+        settings = replace(SETTINGS, encoder=name, fps=fps, frames_per_chunk=12)
+        with VideoWriter(path, settings) as writer:
+            writer.write(clip[:12])
+            writer.write(clip[12:])
+        with av.open(str(path)) as container:
+            stream = container.streams.video[0]
+            assert stream.average_rate == stream.guessed_rate == fps
+            assert stream.codec_context.framerate == fps
+            assert stream.duration * stream.time_base == 24 / fps
+            times = [f.pts * stream.time_base for f in container.decode(stream)]
+        assert times == [n / fps for n in range(24)]
+        pictures.append(decode(path))
+    for other in pictures[1:]:
+        np.testing.assert_array_equal(other, pictures[0])

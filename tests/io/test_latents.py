@@ -265,3 +265,31 @@ class TestNoise:
         )
         with pytest.raises(InputError, match="NaN in the noise, frame 2, channel 3"):
             noise.block(1, 8)
+
+
+def test_a_path_may_be_a_text(tmp_path: Path) -> None:
+    """As the library's users write it."""
+    path = save(tmp_path / "a.safetensors", values())
+    assert torch.equal(LatentsSource.open(str(path)).frames(0, 7), values())
+    save_file({"eps": values()}, tmp_path / "n.safetensors")
+    shape = LatentShape(*SHAPE)
+    noise = NoiseSource.open(str(tmp_path / "n.safetensors"), shape=shape, first=0)
+    assert noise.path == tmp_path / "n.safetensors"
+
+
+def test_unfinished_noise_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "n.safetensors"
+    save_file({"eps": values()}, path, metadata={"frames_written": "0000000003"})
+    with pytest.raises(InputError, match="unfinished: 3 of 7 latent frames are written"):
+        NoiseSource.open(path, shape=LatentShape(*SHAPE), first=0)
+
+
+def test_a_header_of_python_2_is_read_without_a_word(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    path = save(tmp_path / "a.npy", values())
+    data = path.read_bytes()
+    assert b"(1, 8, 7, 4, 6)" in data
+    path.write_bytes(data.replace(b"(1, 8, 7, 4, 6), }  ", b"(1L, 8, 7, 4, 6), } "))
+    assert torch.equal(LatentsSource.open(path).frames(0, 7), values())
+    assert not recwarn.list

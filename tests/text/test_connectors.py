@@ -233,14 +233,14 @@ def test_a_wrapper_prefix_is_stripped_with_a_line(golden: Path, tmp_path: Path) 
     ("values", "message"),
     [
         ({"per_modality_projections": True}, "per_modality_projections is true"),
-        ({"rope_type": "twisted"}, "rope_type = 'twisted'"),
+        ({"rope_type": "twisted"}, "rope_type is 'twisted', expected 'split' or 'interleaved'"),
         ({"caption_channels": 20}, "2 heads of 8 make a width of 16, but caption_channels is 20"),
-        ({"caption_channels": "16"}, "caption_channels = '16'"),
+        ({"caption_channels": "16"}, "caption_channels is '16', expected a whole number"),
         (
             {"caption_channels": 10, "video_connector_attention_head_dim": 5},
             "video_connector_attention_head_dim 5 is odd",
         ),
-        ({"text_proj_in_factor": 0}, "text_proj_in_factor = 0"),
+        ({"text_proj_in_factor": 0}, "text_proj_in_factor is 0, expected more than 0"),
     ],
 )
 def test_unusable_settings_are_refused_by_name(
