@@ -190,6 +190,15 @@ def compare(**values: Any) -> None:
 
 
 @app.command()
+@params.with_flags(params.BENCH, (params.CONFIG, params.SET, *tool_params.BENCH))
+def bench(**values: Any) -> None:
+    """Measure the stages on this machine, against its own limit for the same work."""
+    from .bench import run
+
+    run(values, console())
+
+
+@app.command()
 @params.with_flags((), (params.CONFIG, params.SET, *tool_params.DOCTOR))
 def doctor(**values: Any) -> None:
     """Check this machine: versions, devices, codecs, memory, disk, config, the tiny refiner."""
@@ -258,13 +267,11 @@ def _interrupted() -> int:
 
 def _usage(error: Any) -> int:
     """Show a usage error in two lines."""
-    context = getattr(error, "ctx", None)
-    path = context.command_path if context is not None else "sanawm"
-    message = error.format_message() if hasattr(error, "format_message") else str(error)
-    if hasattr(error.__context__, "errors"):  # pydantic's: it knows what was typed
-        message += f": found {error.__context__.errors()[0]['input']!r}"
-    if message:
-        console().error(UsageError(message, fix=f"see `{path} --help`"))
+    from .usage import usage_error
+
+    refusal = usage_error(error)
+    if refusal is not None:
+        console().error(refusal)
     return 2
 
 

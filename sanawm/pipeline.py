@@ -26,7 +26,6 @@ from .errors import NumericsError, UsageError
 from .io.rates import parse_fps
 from .locations import local_path
 from .notes import Notes
-from .ops.compiler import can_compile
 from .placement import choose_places
 from .refiner.model import RefinerModel
 from .refiner.noise import Noise, SeededNoise
@@ -43,7 +42,9 @@ from .stage1.plan import chunk_plan
 from .stage1.sampler import Stage1Stream
 from .stage1.weights import load_stage1
 from .states import NO_STATES, StageStates
+from .streams import to_host
 from .text.embeddings import PromptEmbeds, Stage1Caption
+from .tuning import pass_graphs, prepare_refiner
 from .vae.decoder import VAEDecoder
 from .vae.encoder import VAEEncoder, check_latents
 from .vae.pixels import pixels_to_uint8, uint8_to_pixels
@@ -303,7 +304,7 @@ class Pipeline:
         """Return the next frames `(T, H, W, 3)` uint8 of a stream of latents (batch 1)."""
         pixels = self.decoder.decode(latents.to(self.places["decoder"]), state)
         try:
-            frames = pixels_to_uint8(pixels)[0].cpu().numpy()
+            frames = to_host(pixels_to_uint8(pixels)[0]).numpy()
         except NumericsError as e:
             raise NumericsError(f"block {number}: {e.message}", fix=e.fix) from None
         sample = frames[:, ::4, ::4]  # numpy's std makes two float64 copies of what it gets
@@ -332,7 +333,7 @@ class Pipeline:
         states: StageStates,
         open_ended: bool,
     ) -> Iterator[RefinedChunk]:
-        self._prepare_refiner(shape)
+        prepare_refiner(self, shape)
         text = self.refiner.prepare_text(prompt.embeds, prompt.mask)
         refiner = self.settings.settings.refiner
         stream = RefinerStream(
@@ -344,6 +345,7 @@ class Pipeline:
             sigmas=refiner.sigmas,
             noise=noise,
             open_ended=open_ended,
+            graphs=pass_graphs(self),
         )
         source = iter(clean)
         continued = states.restore("refine", lambda saved: stream.load_state_dict(dict(saved)))
@@ -359,18 +361,6 @@ class Pipeline:
                 latents = torch.cat((lead.to(latents.device).float(), latents), dim=2)
                 lead = None
             yield RefinedChunk(done.span, latents, done.history_frames, done.sink_position)
-
-    def _prepare_refiner(self, shape: LatentShape) -> None:
-        """Lay the refiner's weights out for blocks of this size, once."""
-        runtime = self.settings.settings.runtime
-        rows = shape.batch * self.window.block * shape.tokens_per_frame
-        wanted = (rows, runtime.compile)
-        device = self.places["refiner"]
-        moves = runtime.offload == "all" and device.type != "cpu"
-        if self.refiner_layout != wanted and not moves:
-            compiled = runtime.compile and can_compile(device, self.notes)
-            self.refiner.prepare(rows=rows, compiled=compiled)
-            self.refiner_layout = wanted
 
     def _single_shot(
         self, clean: Iterable[Tensor], prompt: PromptEmbeds, shape: LatentShape, noise: Noise

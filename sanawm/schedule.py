@@ -16,6 +16,7 @@ import torch
 
 from .measure import Timeline, resident_bytes
 from .notes import Notes
+from .streams import StageStream, adopt
 
 T = TypeVar("T")
 
@@ -27,12 +28,21 @@ _POLL = 0.1
 class StageThread(Iterator[T], Generic[T]):
     """Run an iterator in a thread of its own, at most `depth` items ahead of its consumer.
 
+    On a card (`device`) its work goes to a stream of its own.
     An exception in the thread is raised by `next`, at the place in the order where it happened.
     `close` stops the thread after the item in hand.
     """
 
-    def __init__(self, items: Iterator[T], *, name: str, depth: int = DEPTH) -> None:
+    def __init__(
+        self,
+        items: Iterator[T],
+        *,
+        name: str,
+        depth: int = DEPTH,
+        device: torch.device | None = None,
+    ) -> None:
         self._items = items
+        self._stream = StageStream(device)
         self._queue: Queue[tuple[str, T | BaseException | None]] = Queue(maxsize=depth)
         self._stop = Event()
         self._over = False
@@ -52,6 +62,7 @@ class StageThread(Iterator[T], Generic[T]):
                 if self._stop.is_set():
                     raise StopIteration from None
         if kind == "item":
+            adopt(item)
             return item  # type: ignore[return-value]
         self._over = True
         self._thread.join()
@@ -71,9 +82,11 @@ class StageThread(Iterator[T], Generic[T]):
         # another number of threads, and so sum in another order.
         torch.set_num_threads(self._threads)
         try:
-            for item in self._items:
-                if not self._put(("item", item)):
-                    return
+            with self._stream.current():
+                for item in self._items:
+                    self._stream.finish()
+                    if not self._put(("item", item)):
+                        return
             self._put(("end", None))
         except BaseException as e:
             self._put(("end", e))
@@ -186,12 +199,13 @@ Join = Callable[[Iterator[T], str], Iterator[T]]
 class Overlap:
     """Schedule stages on threads, and stop them all at the end."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device | None = None) -> None:
+        self._device = device
         self._threads: list[StageThread[object]] = []
 
     def __call__(self, items: Iterator[T], name: str) -> Iterator[T]:
         """Run a stage in its own thread."""
-        thread = StageThread(items, name=name)
+        thread = StageThread(items, name=name, device=self._device)
         self._threads.append(thread)  # type: ignore[arg-type]
         return thread
 
@@ -220,7 +234,7 @@ def join_stages(
         overlap = False
     if not overlap:
         return in_turn, "sequential"
-    threads = Overlap()
+    threads = Overlap(device)
     # Whoever interrupts twice does not want to wait for the blocks in hand.
     stack.push(lambda kind, *_: threads.close(wait=kind is not KeyboardInterrupt))
     return threads, "overlap"

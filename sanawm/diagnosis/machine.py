@@ -11,6 +11,7 @@ from typing import Any
 from sanawm import __version__
 from sanawm.errors import SanawmError
 from sanawm.io.files import free_space
+from sanawm.measure import memory_bytes
 
 from .check import Check
 
@@ -123,23 +124,6 @@ def check_memory() -> Check:
     if free < LITTLE_MEMORY:
         return Check("memory", "note", found, "the released models need far more", data=data)
     return Check("memory", "ok", found, data=data)
-
-
-def memory_bytes() -> tuple[int, int]:
-    """Return free and total main memory, bytes; a container's limit counts. 0, 0 if not known."""
-    try:
-        text = Path("/proc/meminfo").read_text(encoding="ascii")
-    except OSError:
-        return 0, 0
-    rows = dict(line.split(":", 1) for line in text.splitlines())
-    free, total = (int(rows[key].split()[0]) * 1024 for key in ("MemAvailable", "MemTotal"))
-    try:
-        cgroup = Path("/sys/fs/cgroup")
-        limit = int((cgroup / "memory.max").read_text(encoding="ascii"))
-        used = int((cgroup / "memory.current").read_text(encoding="ascii"))
-    except (OSError, ValueError):  # no limit ("max"), or another system
-        return free, total
-    return min(free, max(0, limit - used)), min(total, limit)
 
 
 def check_disk(name: str, folder: Path) -> Check:

@@ -26,6 +26,8 @@ from sanawm.errors import UsageError
 
 RopeKind = Literal["split", "interleaved"]
 ROPE_KINDS = ("split", "interleaved")
+#: Heads that are rotated at a time, for each thread.
+SLICE_HEADS = 4
 
 
 class RopeTable(NamedTuple):
@@ -76,13 +78,31 @@ def apply_rope(x: Tensor, table: RopeTable, kind: RopeKind) -> Tensor:
 
 
 def rotate_into(out: Tensor, x: Tensor, table: RopeTable, kind: RopeKind) -> Tensor:
-    """Write `x` `(B, N, S, K)` rotated by `table` into `out` (same shape, any strides)."""
-    if kind == "split":
-        u, v = x.float().chunk(2, dim=-1)  # (B, N, S, K/2) each
-        a, b = out.chunk(2, dim=-1)
-    else:
-        u, v = x.float().unflatten(-1, (-1, 2)).unbind(-1)
-        a, b = out.unflatten(-1, (-1, 2)).unbind(-1)
-    a.copy_(u * table.cos - v * table.sin)
-    b.copy_(v * table.cos + u * table.sin)
+    """Write `x` `(B, N, S, K)` rotated by `table` into `out` (same shape, any strides).
+
+    On a CPU in slices of a few heads, so that their float32 values stay in its cache.
+    """
+    heads = x.shape[1]
+    step = SLICE_HEADS * torch.get_num_threads() if x.device.type == "cpu" else heads
+    for h in range(0, heads, step):
+        part = slice(h, h + step)
+        a, b = halves(out[:, part], kind)
+        one, two = rotated_halves(x[:, part], RopeTable(table.cos[part], table.sin[part]), kind)
+        a.copy_(one)
+        b.copy_(two)
     return out
+
+
+def rotated_halves(x: Tensor, table: RopeTable, kind: RopeKind) -> tuple[Tensor, Tensor]:
+    """Return first and second elements of every rotated pair, float32 `(B, N, S, K/2)` each."""
+    u, v = halves(x.float(), kind)
+    return (u * table.cos).sub_(v * table.sin), (v * table.cos).add_(u * table.sin)
+
+
+def halves(x: Tensor, kind: RopeKind) -> tuple[Tensor, Tensor]:
+    """Return views of the first and of the second elements of every pair."""
+    if kind == "split":
+        first, second = x.chunk(2, dim=-1)
+    else:
+        first, second = x.unflatten(-1, (-1, 2)).unbind(-1)
+    return first, second

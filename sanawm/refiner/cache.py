@@ -18,7 +18,7 @@ refiners, checked against their outputs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, cast, get_args
 
 import torch
@@ -30,11 +30,13 @@ from sanawm.errors import (
     UnsupportedCaptureMode,
     UsageError,
 )
-from sanawm.ops.rope import RopeKind, RopeTable, apply_rope, rotate_into
+from sanawm.ops.rope import RopeKind, RopeTable, rotate_into
 from sanawm.shapes import BlockSpan, Window
 
 CaptureMode = Literal["pre_rope", "post_rope"]
 CAPTURE_MODES: tuple[str, ...] = get_args(CaptureMode)
+#: `rotate_into` of `sanawm.ops.rope`, or its compiled form.
+Rotation = Callable[[Tensor, Tensor, RopeTable, RopeKind], Tensor]
 RESUME_FIX = "resume with the model, precision, size and window of the saved run"
 
 
@@ -71,6 +73,20 @@ class CachePass:
         self.written[layer] = True
         return keys, values
 
+    def mark_written(self) -> None:
+        """Note that all layers have written: by replaying a recorded pass."""
+        self.written = [True] * len(self.written)
+
+    @property
+    def steady(self) -> bool:
+        """Whether this pass has the sizes of all later ones: a whole block, a full window."""
+        window = self._cache.window
+        return (
+            self.capture != "pre_rope"
+            and self.span.frames == window.block
+            and self._cache.history_frames == window.history_max
+        )
+
     def check_complete(self) -> None:
         """Raise `IncompletePass` naming the layers that have not written in this pass."""
         if self.silent_layers:
@@ -102,11 +118,13 @@ class RefinerCache:
         rope_kind: RopeKind,
         device: torch.device | str,
         dtype: torch.dtype,
+        rotate: Rotation = rotate_into,
     ) -> None:
         self.layers = layers
         self.tokens_per_frame = tokens_per_frame
         self.window = window
         self.rope_kind = rope_kind
+        self._rotate = rotate
         frames = window.kv_max + window.block
         size = (layers, batch, heads, frames * tokens_per_frame, head_dim)
         sink_size = (layers, batch, heads, window.sink * tokens_per_frame, head_dim)
@@ -142,9 +160,8 @@ class RefinerCache:
         tokens = self.window.sink * self.tokens_per_frame
         if tokens:
             for layer in range(self.layers):
-                rotate_into(
-                    self._keys[layer, :, :, :tokens], self._sink_keys[layer], rope, self.rope_kind
-                )
+                place = self._keys[layer, :, :, :tokens]
+                self._rotate(place, self._sink_keys[layer], rope, self.rope_kind)
         self._sink_placed = True
 
     def begin(self, span: BlockSpan, *, capture: str | None = None) -> CachePass:
@@ -267,10 +284,10 @@ class RefinerCache:
         if current.capture == "pre_rope":
             self._sink_keys[layer].copy_(k)
             values[:, :, : v.shape[2]].copy_(v)  # a sink is captured once, over an empty history
-            return apply_rope(k, rope, kind), v
+            return self._rotate(torch.empty_like(k), k, rope, kind), v
         start = self.prefix_frames * self.tokens_per_frame
         stop = start + current.span.frames * self.tokens_per_frame
-        rotate_into(keys[:, :, start:stop], k, rope, kind)
+        self._rotate(keys[:, :, start:stop], k, rope, kind)
         values[:, :, start:stop].copy_(v)
         return keys[:, :, :stop], values[:, :, :stop]
 

@@ -26,7 +26,7 @@ from sanawm.ops.attention import attention
 from sanawm.ops.fused import EAGER, BlockOps, compiled_ops
 from sanawm.ops.linear import JoinedLinear, Linear
 from sanawm.ops.norm import modulate
-from sanawm.ops.rope import RopeKind, RopeTable, apply_rope
+from sanawm.ops.rope import RopeKind, RopeTable
 
 from .cache import CachePass
 from .config import RefinerConfig
@@ -120,14 +120,8 @@ class RefinerBlock(nn.Module):
         shift1, scale1, gate1, shift3, scale3, gate3 = (
             self.scale_shift_table + modulation.rows
         ).unbind(-2)
-        return LayerVectors(
-            shift1.float(),
-            1 + scale1.float(),
-            gate1.contiguous(),
-            shift3.float(),
-            1 + scale3.float(),
-            gate3.contiguous(),
-        )
+        vectors = (shift1, 1 + scale1, gate1, shift3, 1 + scale3, gate3)
+        return LayerVectors(*(v.contiguous() for v in vectors))
 
     def _vectors(self, modulation: Modulation | PassVectors) -> LayerVectors:
         if isinstance(modulation, PassVectors):
@@ -139,10 +133,10 @@ class RefinerBlock(nn.Module):
     ) -> Tensor:
         q, k, v = self.attn1.query_key_value(n)
         if cache is None:
-            k = apply_rope(k, rope, self.rope_kind)
+            k = self._rotated(k, rope)
         else:
             k, v = cache.write(self.layer, k, v, rope, self.rope_kind)
-        q = apply_rope(q, rope, self.rope_kind)
+        q = self._rotated(q, rope)
         c = context_tokens
         if 0 < c < q.shape[2]:
             sink = attention(q[:, :, :c], k[:, :, :c], v[:, :, :c])
@@ -150,6 +144,11 @@ class RefinerBlock(nn.Module):
         else:
             heads = attention(q, k, v)
         return self.attn1.output(heads, n)
+
+    def _rotated(self, x: Tensor, rope: RopeTable) -> Tensor:
+        """Return `x` `(B, N, S, K)` rotated, head-major as attention likes it best."""
+        out = torch.empty(x.shape, device=x.device, dtype=x.dtype)
+        return self.ops.rotate_into(out, x, rope, self.rope_kind)
 
 
 #: Parts whose element-wise functions `RefinerModel.prepare` chooses.
@@ -239,6 +238,11 @@ class RefinerModel(nn.Module):
             for layer in block.ff.modules():
                 if isinstance(layer, Linear):
                     layer.prepare(rows=rows)
+
+    @property
+    def ops(self) -> BlockOps:
+        """The element-wise functions in use."""
+        return self._blocks()[0].ops
 
     def forward(
         self,

@@ -69,8 +69,8 @@ class Modulation(NamedTuple):
 class LayerVectors(NamedTuple):
     """What a timestep does to one block, each `(B or 1, S or 1, D)`.
 
-    Shifts and scales are float32, the scales with their 1 added; gates have the model dtype. They
-    depend on layer and sigma alone, so a stream computes them once per sigma.
+    In the model dtype, the scales with their 1 added. They depend on layer and sigma alone, so a
+    stream computes them once per sigma.
     """
 
     shift1: Tensor
@@ -149,10 +149,10 @@ class BlockNorm(nn.Module):
         return y if self.weight is None else y.to(self.weight.dtype) * self.weight
 
     def modulated(self, x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-        """Return `norm(x) * scale + shift` in the dtype of `x` (float32 vectors, 1 added)."""
+        """Return `norm(x) * scale + shift`, `scale` with its 1 added."""
         if self.weight is None:
             return self.ops.norm_modulate(x, shift, scale, self.eps)
-        return torch.addcmul(shift, self(x).float(), scale).to(x.dtype)
+        return torch.addcmul(shift, self(x), scale)
 
 
 class Attention(nn.Module):

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from sanawm.errors import BlockOrderError, NumericsError, UsageError
-from sanawm.ops.rope import RopeKind
+from sanawm.ops.rope import RopeKind, RopeTable
 from sanawm.shapes import BlockSpan, LatentShape, Window, check_fps, check_window
 
-from .cache import RefinerCache
+from .cache import CachePass, RefinerCache
+from .graph import PassGraphs
 from .model import PassVectors, RefinerModel, TextContext
 from .noise import Noise
 from .positions import RopeBuilder
@@ -53,8 +54,8 @@ class RefinerStream:
     """Refine one clip block by block: one prompt, one latent size, one frame rate.
 
     `shape.frames` is the clip's length T including the sink; with `open_ended` T is not known yet
-    and every block is captured. Raises `UsageError` for an impossible window, sigma list or frame
-    rate, and for T <= sink.
+    and every block is captured. `graphs` replays the passes of the full window. Raises
+    `UsageError` for an impossible window, sigma list or frame rate, and for T <= sink.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class RefinerStream:
         sigmas: Sequence[float],
         noise: Noise,
         open_ended: bool = False,
+        graphs: PassGraphs | None = None,
     ) -> None:
         check_window(window)
         check_fps(fps)
@@ -99,10 +101,12 @@ class RefinerStream:
             rope_kind=cast(RopeKind, model.config.rope_type),
             device=model.device,
             dtype=model.dtype,
+            rotate=model.ops.rotate_into,
         )
         self._rope = RopeBuilder(
             model.config, height=shape.height, width=shape.width, fps=fps, device=model.device
         )
+        self._graphs = graphs
         self._modulations: dict[float, PassVectors] = {}
         self._position = window.sink
         self._started = window.sink == 0
@@ -207,7 +211,7 @@ class RefinerStream:
         rope = self._rope.build(range(span.start, span.stop))
         for number, step in enumerate(self.schedule.steps):
             running = self.cache.begin(span)
-            velocity = self.model(x, self.text, self._modulation(step.sigma), rope, cache=running)
+            velocity = self._velocity(x, step.sigma, rope, running)
             running.check_complete()
             x0 = predict_clean(x, velocity, sigma=step.sigma)
             x = euler_update(x, x0, step)
@@ -220,9 +224,32 @@ class RefinerStream:
         )
         if not self._is_last(span):
             running = self.cache.begin(span, capture="post_rope")
-            self.model.capture(x, self.text, self._modulation(0.0), rope, running)
+            self._capture(x, rope, running)
             self.cache.commit("post_rope")
         return latents
+
+    def _velocity(self, x: Tensor, sigma: float, rope: RopeTable, running: CachePass) -> Tensor:
+        """Run a denoising pass."""
+        m = self._modulation(sigma)
+
+        def work(x: Tensor, rope: RopeTable) -> Tensor:
+            return self.model(x, self.text, m, rope, cache=running)
+
+        if self._graphs is None:
+            return work(x, rope)
+        return cast(Tensor, self._graphs(work, x, rope, key=sigma, running=running))
+
+    def _capture(self, x: Tensor, rope: RopeTable, running: CachePass) -> None:
+        """Run the clean pass of a block."""
+        m = self._modulation(0.0)
+
+        def work(x: Tensor, rope: RopeTable) -> None:
+            self.model.capture(x, self.text, m, rope, running)
+
+        if self._graphs is None:
+            work(x, rope)
+        else:
+            self._graphs(work, x, rope, key="clean", running=running)
 
     def _is_last(self, span: BlockSpan) -> bool:
         return not self.open_ended and span.stop >= self.shape.frames

@@ -1,31 +1,37 @@
-"""Refiner speed against diffusers' chunk runner: `python -m tests.bench.refiner [--dtype ...]`.
+"""Refiner speed against diffusers' chunk runner: `python -m tests.bench.refiner [ROW ...]`.
 
 One process, one thread, the same weights, latents, text and noise; runs alternate, the minimum of
 each is compared. CPU seconds of the process are used: wall time is not stable on a shared
-machine. Results are checked equal before anything is timed. The limit is the time of the necessary
-matrix products and attention calls alone, on the same shapes, in the same process.
+machine. The results of the first runs are checked equal. The limit is the time of the necessary
+matrix products and attention calls alone, on the same shapes, alternating with the runs. Compiling
+happens in the run that is compared first; its cost is a column of its own. Exits with 1 when a row
+breaks a limit.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from sanawm.checkpoint import load_weights
+from sanawm.ops.compiler import COMPILED
 from sanawm.refiner.config import RefinerConfig
 from sanawm.refiner.model import RefinerModel
 from sanawm.refiner.noise import SeededNoise
 from sanawm.refiner.stream import RefinerStream
 from sanawm.refiner.weights import IGNORED
 from sanawm.shapes import LatentShape, Window
+
+from .tables import report, table
 
 LAYERS, HEADS, HEAD, TEXT, CHANNELS = 8, 16, 64, 256, 128
 HEIGHT, WIDTH, BLOCKS = 11, 20, 6
@@ -34,6 +40,26 @@ SIGMAS = (0.909375, 0.725, 0.421875, 0.0)
 DIM = HEADS * HEAD
 #: Largest difference for which two runs count as equal: float32 absolute, bfloat16 relative RMS.
 EQUAL = {torch.float32: 1e-4, torch.bfloat16: 1e-2}
+
+
+class Row(NamedTuple):
+    """A row of the table: its settings, and the most of diffusers' time and of the limit."""
+
+    dtype: torch.dtype
+    compiled: bool
+    most: float
+    over_limit: float | None
+
+
+ROWS = {
+    "bfloat16": Row(torch.bfloat16, False, 0.70, None),
+    "bfloat16-compiled": Row(torch.bfloat16, True, 0.62, 1.40),
+    "float32": Row(torch.float32, False, 0.74, 1.12),
+}
+HEADER = (
+    "row", "diffusers s", "sanawm s", "ratio", "most", "limit s", "over limit", "most",
+    "error", "compiling s",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -45,7 +71,7 @@ class Contest:
     ours: Callable[[], Tensor]
 
 
-def contest(dtype: torch.dtype, *, compiled: bool) -> Contest:
+def contest(dtype: torch.dtype, *, compiled: bool, blocks: int = BLOCKS) -> Contest:
     """Build diffusers' runner and ours from one random transformer."""
     from diffusers import FlowMatchEulerDiscreteScheduler, SanaWMLTX2RefinerTransformer3DModel
     from diffusers.pipelines.sana_wm.refiner import SanaWMLTX2Refiner
@@ -74,7 +100,7 @@ def contest(dtype: torch.dtype, *, compiled: bool) -> Contest:
     mask = torch.ones(1, TEXT, dtype=torch.int64)
     pipe._encode_prompt = lambda prompt, device, dtype: (embeds, mask)
     pipe.set_progress_bar_config(disable=True)
-    frames = WINDOW.sink + WINDOW.block * BLOCKS
+    frames = WINDOW.sink + WINDOW.block * blocks
     latents = torch.randn(1, CHANNELS, frames, HEIGHT, WIDTH).to(dtype)
     model = our_model(theirs, dtype, compiled=compiled)
     text = model.prepare_text(embeds, mask)
@@ -109,8 +135,7 @@ def our_model(theirs: torch.nn.Module, dtype: torch.dtype, *, compiled: bool) ->
     with torch.device("meta"):
         model = RefinerModel(config)
     load_weights(model, theirs.state_dict(), device="cpu", dtype=dtype, ignore=IGNORED)
-    if hasattr(model, "prepare"):
-        model.prepare(rows=WINDOW.block * HEIGHT * WIDTH, compiled=compiled)
+    model.prepare(rows=WINDOW.block * HEIGHT * WIDTH, compiled=compiled)
     return model
 
 
@@ -129,97 +154,124 @@ def cpu_seconds(run: Callable[[], object]) -> float:
     return time.process_time() - before
 
 
-def limit(dtype: torch.dtype) -> float:
-    """Return the seconds of the necessary products and attention calls of one clip."""
-    cache: dict[tuple[int, ...], float] = {}
+class Necessary:
+    """The matrix products and attention calls that one clip needs, and nothing else.
 
-    def gemm(m: int, k: int, n: int) -> float:
-        if (m, k, n) not in cache:
-            x, b = torch.randn(1, m, k).to(dtype), torch.randn(n).to(dtype)
-            weights = [torch.randn(n, k).to(dtype) for _ in range(LAYERS)]
-            cache[m, k, n] = best([lambda w=w: F.linear(x, w, b) for w in weights])
-        return cache[m, k, n]
+    Weights and K/V differ from layer to layer, as in the model, so they come from memory.
+    """
 
-    def attend(q: int, p: int) -> float:
-        if (q, p) not in cache:
-            query = torch.randn(1, HEADS, q, HEAD).to(dtype)
-            pairs = [
-                [torch.randn(1, HEADS, p, HEAD).to(dtype) for _ in "kv"] for _ in range(LAYERS)
-            ]
-            cache[q, p] = best(
-                [lambda t=t: F.scaled_dot_product_attention(query, *t) for t in pairs]
-            )
-        return cache[q, p]
+    def __init__(self, dtype: torch.dtype, *, blocks: int = BLOCKS) -> None:
+        self._blocks = blocks
 
-    def forward(s: int, prefix: int, *, capture: bool) -> float:
-        layer = gemm(s, DIM, 3 * DIM) + 3 * gemm(s, DIM, DIM) + attend(s, prefix + s)
-        layer += attend(s, TEXT) + gemm(s, DIM, 4 * DIM) + gemm(s, 4 * DIM, DIM)
-        ends = gemm(s, CHANNELS, DIM) + (0 if capture else gemm(s, DIM, CHANNELS))
-        if not capture:
-            return LAYERS * layer + ends
-        return (LAYERS - 1) * layer + gemm(s, DIM, 2 * DIM) + ends
+        def draw(*sizes: int) -> Tensor:
+            return torch.randn(sizes).to(dtype)
 
-    n = HEIGHT * WIDTH
-    total = forward(WINDOW.sink * n, 0, capture=True)
-    for block in range(BLOCKS):
-        history = min(block * WINDOW.block, WINDOW.history_max)
-        prefix = (WINDOW.sink + history) * n
-        total += 3 * forward(WINDOW.block * n, prefix, capture=False)
-        if block < BLOCKS - 1:
-            total += forward(WINDOW.block * n, prefix, capture=True)
-    return total
+        tokens = HEIGHT * WIDTH
+        keys = (WINDOW.kv_max + WINDOW.block) * tokens
+        sizes = [(DIM, 3 * DIM), (DIM, DIM), (DIM, 4 * DIM), (4 * DIM, DIM), (DIM, 2 * DIM)]
+        sizes += [(CHANNELS, DIM), (DIM, CHANNELS)]
+        self._weights = {(k, n): [(draw(n, k), draw(n)) for _ in range(LAYERS)] for k, n in sizes}
+        self._seen = [
+            (draw(1, HEADS, keys, HEAD), draw(1, HEADS, keys, HEAD)) for _ in range(LAYERS)
+        ]
+        self._text = [
+            (draw(1, HEADS, TEXT, HEAD), draw(1, HEADS, TEXT, HEAD)) for _ in range(LAYERS)
+        ]
+        self._rows = {
+            (s, k): draw(1, s, k)
+            for s in (WINDOW.sink * tokens, WINDOW.block * tokens)
+            for k in (DIM, 4 * DIM, CHANNELS)
+        }
 
+    def __call__(self) -> None:
+        """Make the calls of a clip."""
+        n = HEIGHT * WIDTH
+        self._forward(WINDOW.sink * n, 0, capture=True)
+        for block in range(self._blocks):
+            history = min(block * WINDOW.block, WINDOW.history_max)
+            prefix = (WINDOW.sink + history) * n
+            for _ in range(len(SIGMAS) - 1):
+                self._forward(WINDOW.block * n, prefix, capture=False)
+            if block < self._blocks - 1:
+                self._forward(WINDOW.block * n, prefix, capture=True)
 
-def best(calls: list[Callable[[], object]], seconds: float = 0.4) -> float:
-    """Return the least mean CPU time of one call while cycling through operand sets."""
-    found, spent = float("inf"), 0.0
-    while spent < seconds:
-        taken = cpu_seconds(lambda: [call() for call in calls])
-        found, spent = min(found, taken / len(calls)), spent + taken
-    return found
+    def _forward(self, s: int, prefix: int, *, capture: bool) -> None:
+        attend = F.scaled_dot_product_attention
+        self._product(s, CHANNELS, DIM, 0)
+        for layer in range(LAYERS - int(capture)):
+            q = self._product(s, DIM, 3 * DIM, layer)[..., :DIM]
+            q = q.unflatten(-1, (HEADS, HEAD)).transpose(1, 2)
+            k, v = self._seen[layer]
+            attend(q, k[:, :, : prefix + s], v[:, :, : prefix + s])
+            for _ in range(3):  # out, and query and out of the text's attention
+                self._product(s, DIM, DIM, layer)
+            attend(q, *self._text[layer])
+            self._product(s, DIM, 4 * DIM, layer)
+            self._product(s, 4 * DIM, DIM, layer)
+        if capture:
+            self._product(s, DIM, 2 * DIM, LAYERS - 1)
+        else:
+            self._product(s, DIM, CHANNELS, 0)
 
-
-def measure(dtype: torch.dtype, *, repeats: int, compiled: bool) -> dict[str, float]:
-    """Return the measured row of one dtype."""
-    pair = contest(dtype, compiled=compiled)
-    error = difference(pair.ours(), pair.theirs())
-    if error > EQUAL[dtype]:
-        raise SystemExit(f"{dtype}: results differ by {error:g}; nothing was timed")
-    theirs, ours = [], []
-    for _ in range(repeats):
-        ours.append(cpu_seconds(pair.ours))
-        theirs.append(cpu_seconds(pair.theirs))
-    bound = limit(dtype)
-    return {
-        "diffusers_s": min(theirs),
-        "sanawm_s": min(ours),
-        "ratio": min(ours) / min(theirs),
-        "limit_s": bound,
-        "over_limit": min(ours) / bound,
-        "error": error,
-    }
+    def _product(self, m: int, k: int, n: int, layer: int) -> Tensor:
+        return F.linear(self._rows[m, k], *self._weights[k, n][layer])
 
 
-def main() -> None:
-    """Print one row a dtype."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--dtype", default="bfloat16,float32")
+def measure(name: str, *, repeats: int, blocks: int) -> tuple[list[str], bool]:
+    """Return the cells of one row, and whether it is within its limits."""
+    row = ROWS[name]
+    pair = contest(row.dtype, compiled=row.compiled, blocks=blocks)
+    necessary = Necessary(row.dtype, blocks=blocks)
+    clips: list[Tensor] = []
+    theirs, ours, bounds = [], [], []
+    for number in range(repeats):
+        for run, seconds in ((pair.ours, ours), (pair.theirs, theirs)):
+            before = time.process_time()
+            clips.append(run())
+            seconds.append(time.process_time() - before)
+        bounds.append(cpu_seconds(necessary))
+        if number == 0:
+            error = difference(*clips)
+            if error > EQUAL[row.dtype]:
+                raise SystemExit(f"{name}: results differ by {error:g}; the times mean nothing")
+        clips.clear()
+    bound = min(bounds)
+    ratio, over = min(ours) / min(theirs), min(ours) / bound
+    cells = [
+        name,
+        f"{min(theirs):.2f}",
+        f"{min(ours):.2f}",
+        f"{ratio:.3f}",
+        f"{row.most:.2f}",
+        f"{bound:.2f}",
+        f"{over:.2f}",
+        f"{row.over_limit:.2f}" if row.over_limit else "-",
+        f"{error:.1e}",
+        f"{COMPILED.seconds:.1f}" if row.compiled else "-",
+    ]
+    return cells, ratio <= row.most and over <= (row.over_limit or over)
+
+
+def main() -> int:
+    """Print the table; return 1 when a row breaks a limit."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("rows", nargs="*", help=f"of {', '.join(ROWS)}; all without any")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--blocks", type=int, default=BLOCKS, help="blocks of the clip")
+    parser.add_argument("--write", action="store_true", help="write to BENCHMARKS.md")
     args = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
-    print("| dtype | diffusers s | sanawm s | ratio | limit s | over limit | error |")
-    print("|---|---|---|---|---|---|---|")
-    for name in args.dtype.split(","):
-        row = measure(getattr(torch, name), repeats=args.repeats, compiled=args.compile)
-        print(
-            f"| {name} | {row['diffusers_s']:.2f} | {row['sanawm_s']:.2f} | {row['ratio']:.3f} | "
-            f"{row['limit_s']:.2f} | {row['over_limit']:.2f} | {row['error']:.1e} |",
-            flush=True,
-        )
+    made, kept = [], True
+    for name in args.rows or ROWS:
+        cells, within = measure(name, repeats=args.repeats, blocks=args.blocks)
+        made.append(cells)
+        kept &= within
+        print(f"| {' | '.join(cells)} |", file=sys.stderr, flush=True)
+    report("refiner", table(HEADER, made), write=args.write)
+    return int(not kept)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

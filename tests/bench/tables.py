@@ -2,7 +2,8 @@
 
 It writes BENCHMARKS.md in the root of the repository.
 
-Every bench runs in a process of its own and its output goes into a section of its own, so a part of
+Without names it runs those that are about speed and memory (`SPEED`). Every bench runs in a process
+of its own and its output goes into a section of its own, so a part of
 them can be run again later without losing the others. A section says when it was made and how busy
 the machine was. A bench may also write its section itself (`--write`).
 """
@@ -25,6 +26,14 @@ FILE = ROOT / "BENCHMARKS.md"
 LIBRARIES = ("torch", "diffusers", "transformers", "av", "numpy")
 #: Instruction sets that decide how fast products are.
 FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_tile")
+#: Benches that run without names, with their options.
+SPEED = {
+    "refiner": (),
+    "vae": (),
+    "whole_job": ("--growth",),
+    "memory": (),
+    "startup": (),
+}
 HEAD = """# Benchmarks
 
 Made by `python -m tests.bench.tables`, which runs `tests/bench/*.py` and replaces the sections of
@@ -96,16 +105,16 @@ def collect(arguments: Sequence[str]) -> int:
     from .__main__ import benches
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("names", nargs="*", help=f"of {', '.join(benches())}; all without any")
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(benches())}")
     parser.add_argument("--file", type=Path, default=FILE)
     args = parser.parse_args(arguments)
     unknown = [n for n in args.names if n not in benches()]
     if unknown:
         parser.error(f"no bench {', '.join(unknown)}; there are {', '.join(benches())}")
     worst = 0
-    for name in args.names or benches():
+    for name in args.names or SPEED:
         print(f"== {name}", flush=True)
-        code, text = run_bench(name)
+        code, text = run_bench(name, SPEED.get(name, ()))
         worst = max(worst, code)
         write_section(name, text if code == 0 else f"{text}\nexit code {code}", file=args.file)
     return worst

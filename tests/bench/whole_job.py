@@ -38,16 +38,17 @@ JUDGED = 61
 EQUAL = 3.0
 CHECKED = 7
 HEADER = (
-    "latent frames", "diffusers s", "sanawm s", "ratio", "first frame: diffusers s", "sanawm s",
-    "ratio", "peak: diffusers MiB", "sanawm MiB", "ratio",
+    "latent frames", "diffusers s", "sanawm s", "ratio", "ratio of CPU s",
+    "first frame: diffusers s", "sanawm s", "ratio", "peak: diffusers MiB", "sanawm MiB", "ratio",
 )  # fmt: skip
 GROWTH = (31, 121)
 
 
 class Result(NamedTuple):
-    """What a run measured: seconds, seconds to the first frame, bytes above the level, blocks."""
+    """What a run measured: seconds, CPU seconds, seconds to the first frame, bytes, blocks."""
 
     seconds: float
+    cpu: float
     first: float
     peak: int
     blocks: list[float]
@@ -100,7 +101,7 @@ class Bench:
 
 def least(results: Sequence[Result]) -> Result:
     """Return the least of every measurement."""
-    return Result(*(min(column) for column in zip(*(r[:3] for r in results), strict=True)), [])
+    return Result(*(min(column) for column in zip(*(r[:4] for r in results), strict=True)), [])
 
 
 def compare(bench: Bench, frames: int, *, repeats: int) -> tuple[list[str], dict[str, float]]:
@@ -120,6 +121,7 @@ def compare(bench: Bench, frames: int, *, repeats: int) -> tuple[list[str], dict
         str(frames),
         *(f"{s:.1f}" for s in (theirs.seconds, ours.seconds)),
         f"{ratios['time']:.3f}",
+        f"{ours.cpu / theirs.cpu:.3f}",
         *(f"{s:.2f}" for s in (theirs.first, ours.first)),
         f"{ratios['first']:.3f}",
         *(f"{b / 2**20:.0f}" for b in reversed(peaks)),

@@ -1,6 +1,6 @@
 """One side of `whole_job`, in a process of its own: `make` the models, or run `ours` or `theirs`.
 
-Prints one line of JSON: seconds, first, peak, blocks.
+Prints one line of JSON: seconds, cpu, first, peak, blocks.
 """
 
 from __future__ import annotations
@@ -182,12 +182,13 @@ def measure(side: Ours | Theirs, latents: Tensor, path: Path) -> dict[str, Any]:
     level = resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak starts anew
     seen: list[float] = []
-    start = time.perf_counter()
+    start, cpu = time.perf_counter(), time.process_time()
     side.first = lambda: seen.append(time.perf_counter() - start)
     side.job(latents, path)
     seconds = time.perf_counter() - start
     return {
         "seconds": seconds,
+        "cpu": time.process_time() - cpu,
         "first": min(seen, default=seconds),
         "peak": resident("VmHWM") - level,
         "blocks": list(side.blocks),
