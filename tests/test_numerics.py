@@ -189,7 +189,7 @@ def all_nan(tensor: object) -> object:
     return torch.full_like(tensor, torch.nan)
 
 
-STEPS = 3  # sigmas of the refiner, less one
+STEPS = 2  # sigmas of the refiner, less one
 FAULTS = {
     "stage1": ("image", Stage1Model, "forward", 5 * 2, "stage 1: chunk 2 holds NaN or infinity"),
     "refiner": (

@@ -104,7 +104,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk(here: Path, small_disk: Path) -> None:
-    (small_disk / "mine").write_bytes(b"m" * 400_000)
+    (small_disk / "mine").write_bytes(b"m" * 490_000)
     out = small_disk / "out.mp4"
     with started(*from_latents(str(out), "--crf", 0), folder=here) as run:
         ended = run.end()
@@ -116,7 +116,7 @@ def test_a_full_disk(here: Path, small_disk: Path) -> None:
     assert "fix: free some space, or write to another disk" in ended.err
     assert 1 <= len(decode(small_disk / "out.part.mp4").frames) < 96
     assert not out.exists()
-    assert (small_disk / "mine").read_bytes() == b"m" * 400_000
+    assert (small_disk / "mine").read_bytes() == b"m" * 490_000
     assert {p.name for p in small_disk.iterdir()} <= {"mine", "out.part.mp4", "out.json"}
 
 

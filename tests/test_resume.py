@@ -232,7 +232,7 @@ def nothing() -> None:
         (other_weights, (), "weights stage1 is another now (hash "),
         (
             replace(
-                "sana_dit/config.yaml", "inference_flow_shift: 8.0", "inference_flow_shift: 7.0"
+                "sana_dit/config.yaml", "inference_flow_shift: 2.0", "inference_flow_shift: 3.0"
             ),
             (),
             "config of stage1 is another now (sha256 ",

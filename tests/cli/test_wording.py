@@ -38,7 +38,7 @@ def poses(count: int) -> str:
 @pytest.mark.parametrize(
     ("flags", "name"),
     [
-        ((), "input.fov_x = 90 (preset tiny)"),
+        ((), "input.fov_x = 96.03 (preset tiny)"),
         (("--fov-x", 90), "--fov-x 90"),
         (("--set", "input.fov_x=90"), "--set input.fov_x=90"),
         (("-c", "tiny", "-c", "mine.toml"), "input.fov_x = 90 (mine.toml)"),

@@ -64,7 +64,7 @@ def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
     assert "--overwrite" in done.error
     done = sanawm("inspect", TINY / "sana_dit/model.pt", "--convert", target, "--overwrite")
     assert done.code == 0
-    assert len(load_file(target)) == 178
+    assert len(load_file(target)) == 246
     assert [p.name for p in tmp_path.iterdir()] == ["out.safetensors"]
 
 

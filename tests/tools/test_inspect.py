@@ -31,7 +31,10 @@ def look(*arguments: object) -> dict[str, Any]:
 
 PACKAGED = {
     "refiner_diffusers": ("checkpoint", "refiner: transformer, connectors"),
-    "refiner_diffusers/transformer": ("checkpoint", "refiner transformer, 4 layers x 64, complete"),
+    "refiner_diffusers/transformer": (
+        "checkpoint",
+        "refiner transformer, 5 layers x 128, complete",
+    ),
     "refiner_diffusers/connectors": ("checkpoint", "text connectors of the refiner"),
     "ltx2_causal_vae": ("checkpoint", "VAE, 16 latent channels, causal, complete"),
     "gemma3_12b": ("checkpoint", "Gemma-3 text encoder for the refiner"),
@@ -206,7 +209,7 @@ def test_keys_choose_tensors_and_long_lists_are_short_without(run: Path) -> None
     ]  # fmt: skip
     assert rows[0]["dtype"] == "BF16"
     assert "min" not in rows[0]
-    (row,) = look(TINY / "sana_dit/model.pt", "--keys", "blocks.1.attn.A_log", "--stats")["tensors"]
+    (row,) = look(TINY / "sana_dit/model.pt", "--keys", "blocks.0.attn.A_log", "--stats")["tensors"]
     assert row["nan"] == 0
 
 

@@ -10,7 +10,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from .judge import load_model_set
@@ -40,4 +39,3 @@ def _save(model: nn.Module, path: Path, step: int) -> None:
     average = {n: p.detach().clone() for n, p in model.named_parameters()}
     state: dict[str, Any] = {"model": model.state_dict(), "average": average, "step": step}
     save_atomically(state, path)
-

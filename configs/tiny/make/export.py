@@ -19,8 +19,9 @@ from .degrade import degrade
 from .latents import encode, statistics
 from .paths import to_units
 from .scenes import FOCAL, WIDTH
+from .stage1_data import STAGE1_CONFIG
 from .train_refiner import REFINER_CONFIG, SIGMAS, WINDOW, load_refiner
-from .train_stage1 import STAGE1_CONFIG, STEPS, load_stage1
+from .train_stage1 import STEPS, load_stage1
 from .train_vae import VAE_CONFIG, load_vae
 
 PRESET = Path(__file__).parent.parent
@@ -69,8 +70,8 @@ instruction = "sana_dit/config.yaml"
 """
 LATENTS_INPUT = 'latents = "latents.safetensors"\ncamera = "camera.npy"'
 IMAGE_INPUT = 'image = "first.png"\naction = "w-24,dw-24,w-24,aw-24"\nfov_x = {fov:.2f}'
-#: The held-out clip that the packaged latents show, and its length.
-SHOWN, SHOWN_FRAMES = 5, 97
+#: The held-out clip of the first picture and of the packaged latents, and its length.
+SHOWN, SHOWN_FRAMES = 26, 97
 
 
 def export_vae(work: Path, folder: Path) -> None:
@@ -144,7 +145,10 @@ def export(work: Path, folder: Path) -> None:
     for name in ("gemma3_12b", "gemma2"):
         if (PRESET / name).is_dir():
             shutil.copytree(PRESET / name, folder / name, dirs_exist_ok=True)
-    size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
+    files = [f for f in folder.rglob("*") if f.is_file()]
+    for file in files:
+        file.chmod(0o644)
+    size = sum(f.stat().st_size for f in files)
     print(f"{folder}: {size / 1e6:.2f} MB")
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from sanawm.shapes import Window
 
+from .data import Clip
 from .judge import (
     BLOCKS,
+    ModelSet,
     block_psnr,
     border_flicker,
     decode,
@@ -27,6 +31,7 @@ from .judge_stage1 import (
     chunk_psnr,
     free_clips,
     generate,
+    generated_case,
     load_stage1_of,
     measure_commands,
 )
@@ -35,7 +40,7 @@ CLIPS = 8
 
 
 def write_figures(folder: Path) -> None:
-    """Measure and write; needs the folder's own `tiny.toml`."""
+    """Measure the models of an export, or of the preset, and write `FIGURES.md` beside them."""
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
     lines = ["# Figures on held-out scenes", "", *refiner_figures(folder)]
@@ -46,12 +51,19 @@ def write_figures(folder: Path) -> None:
     print(text)
 
 
+def _schedule(folder: Path) -> tuple[Window, list[float]]:
+    """Return the refiner's window and sigmas of an export, or of the preset itself."""
+    beside = folder / "tiny.toml"
+    path = beside if beside.is_file() else folder.parent / "tiny.toml"
+    preset = tomllib.loads(path.read_text(encoding="utf-8"))["refiner"]
+    window = Window(preset["sink_size"], preset["block_size"], preset["kv_max_frames"])
+    return window, preset["sigmas"]
+
+
 def refiner_figures(folder: Path) -> list[str]:
     """Return the lines about VAE and refiner."""
     models = load_model_set(folder)
-    preset = tomllib.loads((folder / "tiny.toml").read_text(encoding="utf-8"))["refiner"]
-    window = Window(preset["sink_size"], preset["block_size"], preset["kv_max_frames"])
-    sigmas = preset["sigmas"]
+    window, sigmas = _schedule(folder)
     by_clip = vae_psnr(models, range(16))
     lines = [
         f"VAE, 16 clips of 25 frames: **{sum(by_clip) / len(by_clip):.2f} dB** "
@@ -91,12 +103,14 @@ def refiner_figures(folder: Path) -> list[str]:
     ]
 
 
-def stage1_figures(folder: Path, *, clips: int = 16) -> list[str]:
+def stage1_figures(folder: Path, *, clips: int = CLIPS) -> list[str]:
     """Return the lines about stage 1."""
     models, stage1 = load_model_set(folder), load_stage1_of(folder)
+    window, sigmas = _schedule(folder)
     free = free_clips(count=clips)
     truth = as_pixels(free)
-    made = decode(models, generate(models, stage1, free))
+    z = generate(models, stage1, free)
+    made = decode(models, z)
     wrong = decode(models, generate(models, stage1, free, mirrored=True))
     held = truth[:, :, :1].expand_as(truth)
     rows = {"generated": made, "mirrored camera": wrong, "first frame held": held}
@@ -109,13 +123,28 @@ def stage1_figures(folder: Path, *, clips: int = 16) -> list[str]:
     for name, pixels in rows.items():
         cells = " | ".join(f"{x:.2f}" for x in chunk_psnr(pixels, truth))
         lines.append(f"| {name} | {cells} |")
+    lines += ["", *refined_figures(models, free, z, window=window, sigmas=sigmas)]
     lines += [
         "",
-        "| command | truth: shift px, zoom | made: shift px, zoom | PSNR by chunk |",
-        "|---|---|---|---|",
+        "| command | truth: shift px, zoom | made: shift px, zoom | PSNR by chunk | mirrored |",
+        "|---|---|---|---|---|",
     ]
     for name, found in measure_commands(models, stage1).items():
         (s0, z0), (s1, z1) = found["truth"], found["made"]
-        cells = " ".join(f"{x:.1f}" for x in found["psnr"])
-        lines.append(f"| {name} | {s0:.2f}, {z0:.3f} | {s1:.2f}, {z1:.3f} | {cells} |")
+        right, wrong = (" ".join(f"{x:.1f}" for x in found[k]) for k in ("psnr", "mirrored"))
+        lines.append(f"| {name} | {s0:.2f}, {z0:.3f} | {s1:.2f}, {z1:.3f} | {right} | {wrong} |")
     return lines
+
+
+def refined_figures(
+    models: ModelSet, clips: Sequence[Clip], latents: Tensor, *, window: Window, sigmas: list[float]
+) -> list[str]:
+    """Return the line about what the refiner makes of stage-1 latents."""
+    case = generated_case(models, clips, latents)
+    before = decode(models, latents)
+    after = decode(models, refine(models, case, window=window, sigmas=sigmas))
+    (p0, p1), (s0, s1) = ([f(x, case.pixels) for x in (before, after)] for f in (psnr, sharpness))
+    return [
+        f"Refined: PSNR {p0:.2f} to {p1:.2f} dB, gradient over the truth's {s0:.2f} to {s1:.2f}, "
+        f"by chunk {', '.join(f'{x:.2f}' for x in chunk_psnr(after, case.pixels))}"
+    ]

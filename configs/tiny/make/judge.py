@@ -108,14 +108,18 @@ def refiner_case(models: ModelSet, numbers: Sequence[int], *, seed: int = 5) -> 
     pixels = as_pixels(clips)
     truth = encode(models, pixels)
     given = degrade(truth, torch.Generator().manual_seed(seed))
+    return RefinerCase(pixels, truth, given, caption_keys(models, clips))
+
+
+def caption_keys(models: ModelSet, clips: Sequence[Clip]) -> TextContext:
+    """Return the captions of clips as the refiner reads them."""
     embeds = refiner_captions(
         [c.scene.caption for c in clips],
         text_encoder=models.folder / "gemma3_12b",
         connectors=models.folder / "refiner_diffusers" / "connectors",
     )
     with torch.no_grad():
-        text = models.refiner.prepare_text(embeds)
-    return RefinerCase(pixels, truth, given, text)
+        return models.refiner.prepare_text(embeds)
 
 
 class TrueHistoryStream(RefinerStream):

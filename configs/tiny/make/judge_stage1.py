@@ -17,10 +17,11 @@ from sanawm.stage1.model import Stage1Model
 from sanawm.stage1.weights import load_stage1
 
 from .data import SPLITS, Clip
-from .judge import ModelSet, as_pixels, decode, encode, psnr
+from .judge import ModelSet, RefinerCase, as_pixels, caption_keys, decode, encode, psnr
 from .paths import Speeds, constant_path, random_path, to_units
 from .scenes import make_scene, render
-from .train_stage1 import Batch, caption_rows, clip_rays, roll_out
+from .stage1_data import Batch, caption_rows, clip_rays
+from .train_stage1 import roll_out
 
 FRAMES = 49  # 4 chunks
 CHUNK_FRAMES = 12
@@ -92,6 +93,12 @@ def generate(
     return roll_out(stage1, batch, seed=42)
 
 
+def generated_case(models: ModelSet, clips: Sequence[Clip], latents: Tensor) -> RefinerCase:
+    """Return what the refiner is to make of stage-1 latents of `clips`, beside the truth."""
+    pixels = as_pixels(clips)
+    return RefinerCase(pixels, encode(models, pixels), latents, caption_keys(models, clips))
+
+
 def chunk_psnr(a: Tensor, b: Tensor) -> list[float]:
     """Return the PSNR of every chunk of 12 frames, the first frame left out."""
     count = (a.shape[2] - 1) // CHUNK_FRAMES
@@ -130,17 +137,34 @@ def _errors(a: Tensor, b: Tensor, shifts: Tensor, zooms: Tensor) -> Tensor:
 
 
 def measure_commands(
-    models: ModelSet, stage1: Stage1Model, *, count: int = 6
+    models: ModelSet, stage1: Stage1Model, *, count: int = 4
 ) -> dict[str, dict[str, list[float]]]:
-    """Return, for every command, motion in truth and video, and PSNR by chunk."""
+    """Return, for every command, motion in truth and video, and PSNR by chunk.
+
+    Also the PSNR with the camera mirrored, of commands that go sideways: others have no mirror.
+    """
     table = {}
     for name, speeds in COMMANDS.items():
         clips = command_clips(speeds, count=count)
         truth = as_pixels(clips)
         made = decode(models, generate(models, stage1, clips))
+        wrong = (
+            decode(models, generate(models, stage1, clips, mirrored=True))
+            if _turns(speeds)
+            else None
+        )
         motions = [
             [sum(x) / count for x in zip(*(motion_of(p) for p in v), strict=True)]
             for v in (truth, made)
         ]
-        table[name] = {"truth": motions[0], "made": motions[1], "psnr": chunk_psnr(made, truth)}
+        table[name] = {
+            "truth": motions[0],
+            "made": motions[1],
+            "psnr": chunk_psnr(made, truth),
+            "mirrored": [] if wrong is None else chunk_psnr(wrong, truth),
+        }
     return table
+
+
+def _turns(speeds: Speeds) -> bool:
+    return speeds.yaw != 0 or speeds.right != 0

@@ -100,10 +100,17 @@ class Optimisers(NamedTuple):
         self.adam.load_state_dict(state["adam"])
 
 
-def rate_at(step: int, steps: int, *, warm_up: int = 50, decay_from: float = 0.65) -> float:
-    """Return the rate's share: up in `warm_up` steps, flat, then linear down to 3 %."""
-    done = step / steps
-    share = min(1.0, (step + 1) / warm_up)
+def rate_at(
+    step: int, steps: int, *, warm_up: int = 50, decay_from: float = 0.65, began: int = 0
+) -> float:
+    """Return the rate's share: up in `warm_up` steps, flat, then linear down to 3 %.
+
+    began: the step at which the optimisers started. Those that went on from exported weights warm
+    up there, and the rate falls from then on.
+    """
+    done = (step - began) / (steps - began)
+    decay_from = 0.0 if began else decay_from
+    share = min(1.0, (step - began + 1) / warm_up)
     if done > decay_from:
         share *= 1 - 0.97 * (done - decay_from) / (1 - decay_from)
     return share

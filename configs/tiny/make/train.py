@@ -1,10 +1,11 @@
 """Make the trained `tiny` model set: `python -m configs.tiny.make.train [STEP ...] --work FOLDER`.
 
-Steps, in their order: data, vae, latents, decoder, refiner, tune, stage1, export, figures. Without
-names all of them run. Each goes on where it stopped, and is skipped once it is done; everything
-lies in the work folder, the result in its `export/`. Two processes, one a core.
+Steps, in their order: data, vae, latents, decoder, refiner, stage1, made, tune, export, figures.
+Without names all of them run. Each goes on where it stopped, and is skipped once it is done;
+everything lies in the work folder, the result in its `export/`. Two processes, one a core.
 
 `begin` takes the models of an export, such as the preset, as what the steps so far have made.
+`figures --export FOLDER` measures any export.
 """
 
 from __future__ import annotations
@@ -18,9 +19,13 @@ from .ranks import Rank, start_processes, this_rank
 
 CLIPS = 900
 #: Training steps of each model.
-LENGTHS = {"vae": 1200, "decoder": 1200, "refiner": 800, "tune": 240, "stage1": 1000}
-STEPS = ("data", "vae", "latents", "decoder", "refiner", "tune", "stage1", "export", "figures")
-ALONE = ("export", "figures")
+LENGTHS = {"vae": 1200, "decoder": 500, "refiner": 800, "tune": 240, "stage1": 900}
+STEPS = (
+    "data", "vae", "latents", "decoder", "refiner", "stage1", "made", "tune", "export", "figures",
+)  # fmt: skip
+ALONE = ("made", "export")
+#: Training clips that stage 1 makes again for the refiner.
+MADE = 96
 PRESET = Path(__file__).parent.parent
 
 
@@ -31,12 +36,17 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("out/tiny-model"))
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--length", type=int, help="training steps, instead of the model's own")
-    parser.add_argument("--export", type=Path, default=PRESET, help="models to begin from")
+    parser.add_argument(
+        "--export", type=Path, help="models to begin from (the preset), or to measure"
+    )
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
     for step in args.steps or STEPS:
         if step == "begin":
-            _begin(args.export, args.work)
+            _begin(args.export or PRESET, args.work)
+            continue
+        if step == "figures":
+            _figures(args.export or args.work / "export")
             continue
         if "RANK" in os.environ:
             _run(step, args.work, length=args.length, rank=this_rank())
@@ -57,8 +67,8 @@ def _run(step: str, work: Path, *, length: int | None, rank: Rank) -> None:
         "refiner": lambda: _refiner(work, length or LENGTHS["refiner"], rank),
         "tune": lambda: _tune(work, length or LENGTHS["tune"], rank),
         "stage1": lambda: _stage1(work, length or LENGTHS["stage1"], rank),
+        "made": lambda: _made(work, rank),
         "export": lambda: _export(work),
-        "figures": lambda: _figures(work),
     }[step]
     run()
 
@@ -117,16 +127,22 @@ def _stage1(work: Path, length: int, rank: Rank) -> None:
     train_stage1(work, steps=length, rank=rank)
 
 
+def _made(work: Path, rank: Rank) -> None:
+    from .train_stage1 import make_clips
+
+    make_clips(work, count=MADE, rank=rank)
+
+
 def _export(work: Path) -> None:
     from .export import export
 
     export(work, work / "export")
 
 
-def _figures(work: Path) -> None:
+def _figures(export: Path) -> None:
     from .figures import write_figures
 
-    write_figures(work / "export")
+    write_figures(export)
 
 
 if __name__ == "__main__":
