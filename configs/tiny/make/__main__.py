@@ -1,11 +1,12 @@
-"""Write the embedded `tiny` model set: the released layout in miniature, from fixed seeds.
+"""Write a random miniature of the released layout, from fixed seeds, with the text encoders.
 
-    python -m configs.tiny.make            writes configs/tiny/
+    python -m configs.tiny.make FOLDER
 
-Random weights: its pictures are abstract. What is real is every format: the transformer and the
-connectors are written by diffusers' own `save_pretrained` (so they hold the audio tensors that a
-loader must ignore), the text encoder is a Gemma-3 with a tokenizer of its own, the VAE has the
-released key names. Needs the test extra (diffusers).
+The text encoders and the connectors of the preset are these; its other weights are trained, see
+`train`. Here they are random, so the pictures are abstract. What is real is every format: the
+transformer and the connectors are written by diffusers' own `save_pretrained` (so they hold the
+audio tensors that a loader must ignore), the text encoder is a Gemma-3 with a tokenizer of its own,
+the VAE has the released key names. Needs the test extra (diffusers).
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ from sanawm.vae import VAEConfig, VAEDecoder, VAEEncoder
 from .tiny_gemma import make_tiny_gemma
 from .tiny_gemma2 import make_tiny_gemma2
 
-HERE = Path(__file__).parent.parent
 LATENT_CHANNELS = 16
 TEXT_WIDTH = 48
 TEXT_LAYERS = 4
@@ -253,8 +253,9 @@ def _set_class(path: Path, name: str) -> None:
     path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-def main(folder: Path = HERE) -> None:
-    """Write the whole set."""
+def main(folder: Path) -> None:
+    """Write the whole set into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
     make_refiner(folder / "refiner_diffusers")
     make_vae(folder / "ltx2_causal_vae")
     make_tiny_gemma(
@@ -271,4 +272,6 @@ def main(folder: Path = HERE) -> None:
 
 
 if __name__ == "__main__":
-    main(*(Path(a) for a in sys.argv[1:]))
+    if len(sys.argv) != 2:
+        raise SystemExit("usage: python -m configs.tiny.make FOLDER")
+    main(Path(sys.argv[1]))
