@@ -16,7 +16,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -32,12 +32,12 @@ from sanawm.refiner.weights import IGNORED
 from sanawm.shapes import LatentShape, Window
 
 from .tables import report, table
+from .transformer import DIM, HEAD, HEADS, TEXT, random_transformer
 
-LAYERS, HEADS, HEAD, TEXT, CHANNELS = 8, 16, 64, 256, 128
+LAYERS, CHANNELS = 8, 128
 HEIGHT, WIDTH, BLOCKS = 11, 20, 6
 WINDOW = Window(1, 3, 11)
 SIGMAS = (0.909375, 0.725, 0.421875, 0.0)
-DIM = HEADS * HEAD
 #: Largest difference for which two runs count as equal: float32 absolute, bfloat16 relative RMS.
 EQUAL = {torch.float32: 1e-4, torch.bfloat16: 1e-2}
 
@@ -73,22 +73,11 @@ class Contest:
 
 def contest(dtype: torch.dtype, *, compiled: bool, blocks: int = BLOCKS) -> Contest:
     """Build diffusers' runner and ours from one random transformer."""
-    from diffusers import FlowMatchEulerDiscreteScheduler, SanaWMLTX2RefinerTransformer3DModel
+    from diffusers import FlowMatchEulerDiscreteScheduler
     from diffusers.pipelines.sana_wm.refiner import SanaWMLTX2Refiner
 
     torch.manual_seed(0)
-    made = SanaWMLTX2RefinerTransformer3DModel(
-        num_layers=LAYERS,
-        num_attention_heads=HEADS,
-        attention_head_dim=HEAD,
-        cross_attention_dim=DIM,
-        caption_channels=DIM,
-        rope_type="split",
-        audio_num_attention_heads=2,
-        audio_attention_head_dim=8,
-        audio_cross_attention_dim=16,
-    )
-    theirs: Any = made.eval().to(dtype)
+    theirs = random_transformer(layers=LAYERS).eval().to(dtype)
     pipe = SanaWMLTX2Refiner(
         transformer=theirs,
         connectors=None,

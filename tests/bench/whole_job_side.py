@@ -22,10 +22,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from .transformer import DIM, TEXT, random_transformer
 from .vae import CONFIG as VAE_CONFIG
 
-HEADS, HEAD, TEXT = 16, 64, 256
-DIM, CHANNELS = HEADS * HEAD, VAE_CONFIG["latent_channels"]
+CHANNELS = VAE_CONFIG["latent_channels"]
 DTYPE = torch.bfloat16
 FPS, CRF, SEED = 16, 23, 42
 #: Latent frames of the warm-up: the sink and one block.
@@ -36,25 +36,11 @@ LONGEST = 121
 
 def make(args: argparse.Namespace) -> None:
     """Save both models with random weights, in bf16, and random latents and text embeddings."""
-    from diffusers import (
-        AutoencoderKLLTX2Video,
-        FlowMatchEulerDiscreteScheduler,
-        SanaWMLTX2RefinerTransformer3DModel,
-    )
+    from diffusers import AutoencoderKLLTX2Video, FlowMatchEulerDiscreteScheduler
 
     torch.manual_seed(0)
-    transformer = SanaWMLTX2RefinerTransformer3DModel(
-        in_channels=CHANNELS,
-        out_channels=CHANNELS,
-        num_layers=args.layers,
-        num_attention_heads=HEADS,
-        attention_head_dim=HEAD,
-        cross_attention_dim=DIM,
-        caption_channels=DIM,
-        rope_type="split",
-        audio_num_attention_heads=2,
-        audio_attention_head_dim=8,
-        audio_cross_attention_dim=16,
+    transformer = random_transformer(
+        layers=args.layers, in_channels=CHANNELS, out_channels=CHANNELS
     )
     transformer.to(DTYPE).save_pretrained(args.folder / "refiner" / "transformer")
     AutoencoderKLLTX2Video(**VAE_CONFIG).to(DTYPE).save_pretrained(args.folder / "vae")

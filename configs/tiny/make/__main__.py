@@ -27,13 +27,12 @@ from sanawm.stage1.config import Stage1Config
 from sanawm.stage1.model import Stage1Model
 from sanawm.vae import VAEConfig, VAEDecoder, VAEEncoder
 
+from .release import CAPTION_WIDTH, LATENT_CHANNELS, stage1_release
 from .tiny_gemma import make_tiny_gemma
 from .tiny_gemma2 import make_tiny_gemma2
 
-LATENT_CHANNELS = 16
 TEXT_WIDTH = 48
 TEXT_LAYERS = 4
-CAPTION_WIDTH = 48
 LATENT_FRAMES = 25  # 97 frames: 8 blocks, so that the window is full from block 4 on
 HEIGHT, WIDTH = 8, 12  # latents of 64 x 96 pixels
 
@@ -67,47 +66,8 @@ VAE_CONFIG: dict[str, Any] = {
     "temporal_compression_ratio": 4,
 }
 
-#: The sections of a release YAML. The instruction is this model's own.
-STAGE1_CONFIG: dict[str, Any] = {
-    "model": {
-        "model": "SanaMSVideoCamCtrlStreaming_tiny",
-        "hidden_size": 64,
-        "depth": 4,
-        "num_heads": 4,
-        "linear_head_dim": 32,
-        "in_channels": LATENT_CHANNELS,
-        "caption_channels": CAPTION_WIDTH,
-        "patch_size": [1, 1, 1],
-        "softmax_every_n": 4,
-        "mlp_ratio": 3,
-        "t_kernel_size": 3,
-        "conv_kernel_size": 4,
-        "k_conv_only": True,
-        "qk_norm": True,
-        "cross_norm": True,
-        "ffn_type": "CachedGLUMBConvTemp",
-        "pos_embed_type": "casual_wan_rope",
-        "chunk_size": 3,
-        "chunk_split_strategy": "first_chunk_plus_one",
-        "cam_attn_compress": 1,
-        "use_chunk_plucker_post_attn": True,
-        "chunk_plucker_channels": 24,
-        "chunk_plucker_post_attn_blocks": 4,
-    },
-    "vae": {"vae_latent_dim": LATENT_CHANNELS, "vae_stride": [4, 8, 8]},
-    "text_encoder": {
-        "y_norm": True,
-        "y_norm_scale_factor": 0.01,
-        "model_max_length": 48,
-        "chi_prompt": ["Describe the scene in one sentence.", "Scene: "],
-    },
-    "scheduler": {
-        "predict_flow_v": True,
-        "noise_schedule": "linear_flow",
-        "inference_flow_shift": 8.0,
-        "vis_sampler": "self_forcing_flow_euler",
-    },
-}
+#: The sections of a release YAML.
+STAGE1_CONFIG = stage1_release(hidden_size=64, depth=4, softmax_every_n=4, flow_shift=8.0)
 
 
 def make_refiner(folder: Path) -> None:

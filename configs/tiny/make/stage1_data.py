@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,51 +18,12 @@ from .captions import stage1_captions
 from .data import clip_info
 from .latents import LONG, camera_of, load_latents
 from .optim import save_atomically
+from .release import stage1_release
 from .scenes import HEIGHT, INTRINSICS, WIDTH
-from .train_vae import LATENT_CHANNELS
 
 PRESET = Path(__file__).parent.parent
 #: The sections of a release YAML.
-STAGE1_CONFIG: dict[str, Any] = {
-    "model": {
-        "model": "SanaMSVideoCamCtrlStreaming_tiny",
-        "hidden_size": 128,
-        "depth": 6,
-        "num_heads": 4,
-        "linear_head_dim": 32,
-        "in_channels": LATENT_CHANNELS,
-        "caption_channels": 48,
-        "patch_size": [1, 1, 1],
-        "softmax_every_n": 2,
-        "mlp_ratio": 3,
-        "t_kernel_size": 3,
-        "conv_kernel_size": 4,
-        "k_conv_only": True,
-        "qk_norm": True,
-        "cross_norm": True,
-        "ffn_type": "CachedGLUMBConvTemp",
-        "pos_embed_type": "casual_wan_rope",
-        "chunk_size": 3,
-        "chunk_split_strategy": "first_chunk_plus_one",
-        "cam_attn_compress": 1,
-        "use_chunk_plucker_post_attn": True,
-        "chunk_plucker_channels": 24,
-        "chunk_plucker_post_attn_blocks": 6,
-    },
-    "vae": {"vae_latent_dim": LATENT_CHANNELS, "vae_stride": [4, 8, 8]},
-    "text_encoder": {
-        "y_norm": True,
-        "y_norm_scale_factor": 0.01,
-        "model_max_length": 48,
-        "chi_prompt": ["Describe the scene in one sentence.", "Scene: "],
-    },
-    "scheduler": {
-        "predict_flow_v": True,
-        "noise_schedule": "linear_flow",
-        "inference_flow_shift": 2.0,
-        "vis_sampler": "self_forcing_flow_euler",
-    },
-}
+STAGE1_CONFIG = stage1_release(hidden_size=128, depth=6, softmax_every_n=2, flow_shift=2.0)
 
 
 class Sequences(NamedTuple):

@@ -22,8 +22,8 @@ from sanawm.vae import DecoderState, EncoderState, VAEConfig, VAEDecoder, VAEEnc
 from .data import load_clips, make_clip
 from .optim import Average, Optimisers, average_gradients, rate_at, save_atomically
 from .ranks import Rank
+from .release import LATENT_CHANNELS
 
-LATENT_CHANNELS = 16
 #: `config.json` of the VAE.
 VAE_CONFIG: dict[str, Any] = {
     "_class_name": "AutoencoderKLCausalLTX2Video",
