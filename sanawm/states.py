@@ -17,6 +17,7 @@ from threading import Lock, Thread
 from typing import Any
 
 from .errors import InputError, SanawmError, UsageError
+from .io.files import write_error
 from .io.run_state import load_state, save_state
 from .notes import Notes
 from .tensorfile import short
@@ -232,14 +233,22 @@ def read_saved(path: Path, recipe: State, *, prompt: str | None = None) -> State
 
 
 def sync_file(path: Path | None) -> None:
-    """Flush a file's data to the disk, so that it outlives a power cut."""
-    if path is None or not path.exists():
+    """Flush a file's data to the disk, so that it outlives a power cut.
+
+    Nothing is done for a file that is not there. Raises `OutputError` naming the file.
+    """
+    if path is None:
         return
-    fd = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise write_error(path, error) from None
 
 
 def _difference(key: str, text: object, saved_text: object, value: object, saved: object) -> str:

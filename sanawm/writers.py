@@ -112,6 +112,8 @@ class OutputWriters:
 
     def close(self) -> VideoFile | None:
         """Finish all outputs; the video gets its name once its frames were counted."""
+        if self._video is not None:
+            self._video.drain()  # its last chunk calls `sync`, which needs the part names
         for writer in (self._latents, self._stage1, self._noise):
             if writer is not None:
                 writer.close()

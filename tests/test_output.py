@@ -5,11 +5,14 @@ from __future__ import annotations
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from sanawm.states import RunStates
 
 from .cli.command import ROOT, sanawm
 from .forked import started
@@ -68,6 +71,29 @@ def begins_like(part: Path, whole: Path) -> int:
     assert found.frames == wanted.frames[:count]
     assert found.times == wanted.times[:count]
     return count
+
+
+# Names
+
+
+def test_no_file_has_its_final_name_before_the_last_chunk_is_written(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writer's thread may be slow with the last chunk, and its state needs the part files."""
+    parts = (here / "out.part.mp4", here / "kept.part.safetensors")
+    seen: list[bool] = []
+    written = RunStates.written
+
+    def late(self: RunStates, number: int, *more: Any, **named: Any) -> None:
+        time.sleep(0.2)
+        seen.append(all(part.exists() for part in parts))
+        written(self, number, *more, **named)
+
+    monkeypatch.setattr(RunStates, "written", late)
+    done = sanawm(*from_latents("out.mp4", "--save-latents", "kept.safetensors"))
+    assert done.code == 0, done.err
+    assert seen == [True] * 8
+    assert not any(part.exists() for part in parts)
 
 
 # Full disks

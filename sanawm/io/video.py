@@ -164,6 +164,13 @@ class VideoWriter:
         if self._error is not None:
             self._fail()
 
+    def drain(self) -> None:
+        """Wait until every chunk handed over is in the file; the writer then takes no more.
+
+        Raises nothing: what went wrong is raised by `close`.
+        """
+        self._settle()
+
     def close(self) -> VideoFile:
         """Write what is queued and the index, count the frames, give the file its name.
 
