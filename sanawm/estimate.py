@@ -165,35 +165,34 @@ def _text_values(plan: Plan) -> int:
 
 def _decoder_values(plan: Plan) -> tuple[int, int, int]:
     """Return values in the decoder's weights, its carried state, and its widest activations."""
-    from .vae import DecoderState, VAEDecoder
+    from .vae import VAEDecoder
+    from .vae.sizes import decoder_state_values
 
     assert plan.vae is not None
     with torch.device("meta"):
         decoder = VAEDecoder(plan.vae)
-        chunk = torch.empty(1, plan.vae.latent_channels, plan.window.block, *plan.shape[3:])
-    state = DecoderState()
-    decoder.decode(chunk, state)
+    _, _, _, height, width = plan.shape
+    state = decoder_state_values(decoder, height=height, width=width)
     weights = sum(p.numel() for p in decoder.parameters())
     pixels = plan.window.block * plan.ratios.time * plan.pixels.height * plan.pixels.width
     widest = plan.vae.decoder_block_out_channels[0] * pixels // plan.vae.patch_size**2
-    return weights, state.nbytes // chunk.element_size(), 4 * widest
+    return weights, state, 4 * widest
 
 
 def _encoder_values(plan: Plan) -> tuple[int, int, int]:
     """Return values in the encoder's weights, its carried state, and its widest activations."""
-    from .vae import EncoderState, VAEEncoder
+    from .vae import VAEEncoder
+    from .vae.sizes import encoder_state_values
 
     assert plan.vae is not None
-    frames = plan.window.block * plan.ratios.time
     with torch.device("meta"):
         encoder = VAEEncoder(plan.vae)
-        chunk = torch.empty(1, 3, frames + 1, plan.pixels.height, plan.pixels.width)
-    state = EncoderState()
-    encoder.encode(chunk, state)
+    height, width = plan.pixels.height, plan.pixels.width
+    state = encoder_state_values(encoder, height=height, width=width)
     weights = sum(p.numel() for p in encoder.parameters())
-    pixels = frames * plan.pixels.height * plan.pixels.width
+    pixels = plan.window.block * plan.ratios.time * height * width
     widest = plan.vae.block_out_channels[0] * pixels // plan.vae.patch_size**2
-    return weights, state.nbytes // chunk.element_size(), 4 * widest
+    return weights, state, 4 * widest
 
 
 def _stage1_parameters(plan: Plan) -> int:

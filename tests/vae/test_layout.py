@@ -10,7 +10,9 @@ import torch
 
 from sanawm.shapes import VAERatios
 from sanawm.vae import DecoderState, EncoderState, VAEConfig, VAEDecoder, VAEEncoder
+from sanawm.vae.sizes import decoder_state_values, encoder_state_values
 
+TINY = Path(__file__).parents[2] / "configs" / "tiny" / "ltx2_causal_vae" / "config.json"
 LTX23 = replace(
     VAEConfig.released(),
     block_out_channels=(256, 512, 1024, 1024),
@@ -64,6 +66,7 @@ def test_release_decoder_state_size() -> None:
     assert state.nbytes / MIB == pytest.approx(567.6, abs=0.05)
     assert vae.decode(latents, state).shape == (1, 3, 24, 704, 1280)
     assert state.nbytes / MIB == pytest.approx(567.6, abs=0.05)
+    assert decoder_state_values(vae, height=22, width=40) == state.nbytes // 2
 
 
 def test_release_encoder_state_size() -> None:
@@ -74,3 +77,20 @@ def test_release_encoder_state_size() -> None:
     state = EncoderState()
     assert vae.encode(frames, state).shape == (1, 128, 2, 22, 40)
     assert state.nbytes / (1 << 30) == pytest.approx(0.88, abs=0.01)
+    assert encoder_state_values(vae, height=704, width=1280) == state.nbytes // 2
+
+
+@pytest.mark.parametrize("config", [VAEConfig.from_json(TINY), LTX23], ids=["tiny", "ltx23"])
+def test_state_sizes_counted_and_held_are_the_same(config: VAEConfig) -> None:
+    """Blocks whose width changes, and every kind of stride."""
+    space, time = config.ratios.space, config.ratios.time
+    with torch.device("meta"):
+        encoder, decoder = VAEEncoder(config), VAEDecoder(config)
+        frames = torch.zeros(1, 3, 2 * time + 1, 2 * space, 3 * space)
+        latents = torch.zeros(1, config.latent_channels, 3, 2, 3)
+    taken, given = EncoderState(), DecoderState()
+    encoder.encode(frames, taken)
+    decoder.decode(latents, given)
+    counted = encoder_state_values(encoder, height=2 * space, width=3 * space)
+    assert counted == taken.nbytes // 4
+    assert decoder_state_values(decoder, height=2, width=3) == given.nbytes // 4
