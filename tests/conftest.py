@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,17 @@ def _one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the user's caches and settings out, and the network off; encode a prompt once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SANAWM_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        for name in ("SANAWM_LOG_FORMAT", "SANAWM_LOG_FILE", "RAY_ADDRESS"):
+            patch.delenv(name, raising=False)
+        yield
 
 
 @pytest.fixture(scope="session")

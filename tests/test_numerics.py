@@ -32,7 +32,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setenv("SANAWM_CACHE", str(folder / "cache"))
         sides = ("--save-prompt-embeds", "e.safetensors", "--save-noise", "n.safetensors")
         done = sanawm("refine", *SIZE, "-o", "image.mp4", "--save-stage1", "z.safetensors", *sides)
         assert done.code == 0, done.err
@@ -59,7 +58,6 @@ def here(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "here"
     shutil.copytree(made, folder)
     monkeypatch.chdir(folder)
-    monkeypatch.setenv("SANAWM_CACHE", str(tmp_path / "cache"))
     return folder
 
 

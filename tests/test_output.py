@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from sanawm.states import RunStates
 
 from .cli.command import ROOT, sanawm
@@ -30,7 +31,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     clip = folder / "clip.mp4"
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setenv("SANAWM_CACHE", str(folder / "cache"))
         done = sanawm(
             "refine", "--height", 32, "--width", 48, "-o", clip, "--save-stage1", SOURCE,
             "--save-prompt-embeds", "embeds.safetensors", "--save-noise", "noise.safetensors",
@@ -53,9 +53,8 @@ def from_latents(name: str, *more: object) -> tuple[object, ...]:
 def here(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of that folder, which is the current one."""
     folder = tmp_path / "here"
-    shutil.copytree(made, folder, ignore=shutil.ignore_patterns("cache"))
+    shutil.copytree(made, folder)
     monkeypatch.chdir(folder)
-    monkeypatch.setenv("SANAWM_CACHE", str(tmp_path / "cache"))
     return folder
 
 

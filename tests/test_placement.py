@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,6 @@ from tests.cli.command import refined, report_of, sanawm, video_frames
 
 CPU = torch.device("cpu")
 SIZE = ("--num-frames", 37, "--height", 32, "--width", 48)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    patch = pytest.MonkeyPatch()
-    patch.setenv("SANAWM_CACHE", str(tmp_path_factory.mktemp("cache")))
-    yield
-    patch.undo()
 
 
 def run(folder: Path, *more: object) -> tuple[Any, Any, Any]:

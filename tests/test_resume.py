@@ -30,7 +30,6 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stopped")
     here = Path.cwd()
     patch = pytest.MonkeyPatch()
-    patch.setenv("SANAWM_CACHE", str(tmp_path_factory.mktemp("cache")))
     os.chdir(folder)
     try:
         shutil.copy(TINY / "first.png", "first.png")
@@ -70,7 +69,6 @@ def left(stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     folder = tmp_path / "left"
     shutil.copytree(stopped, folder)
     monkeypatch.chdir(folder)
-    monkeypatch.setenv("SANAWM_CACHE", str(tmp_path / "cache"))
     return folder
 
 
@@ -107,7 +105,6 @@ def stopped_at_once(stopped: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     folder = tmp_path_factory.mktemp("once") / "left"
     shutil.copytree(stopped, folder)
     here, patch = Path.cwd(), pytest.MonkeyPatch()
-    patch.setenv("SANAWM_CACHE", str(tmp_path_factory.mktemp("cache")))
     os.chdir(folder)
     try:
         stop_after(1, "--overwrite")
@@ -149,7 +146,6 @@ def test_frames_that_the_state_holds_are_not_called_replaced(
 ) -> None:
     """The part file of one block is written anew: its frames are in the state, none is lost."""
     monkeypatch.chdir(stopped_at_once)
-    monkeypatch.setenv("SANAWM_CACHE", str(tmp_path / "cache"))
     assert Path("out.part.mp4").stat().st_size > 0
     done = run("--resume")
     assert done.code == 0, done.err

@@ -25,7 +25,7 @@ from sanawm.errors import CheckpointError, InputError, UsageError
 from sanawm.notes import Notes
 
 from .embeddings import Stage1Caption
-from .encode import check_finite, release_memory
+from .encode import check_finite, releasing
 from .gemma import GEMMA2, GemmaInfo, check_ids, last_state, load_gemma, read_gemma_config
 from .prompt import check_prompt
 from .store import PromptStore, caption_key
@@ -88,8 +88,10 @@ def encode_caption(
         notes=notes,
     )
     _check_positions(info, tokens, where=text_encoder)
-    rows = _last_rows(tokens, text_encoder=text_encoder, device=device, dtype=dtype, notes=notes)
-    release_memory(device)
+    with releasing(device):
+        rows = _last_rows(
+            tokens, text_encoder=text_encoder, device=device, dtype=dtype, notes=notes
+        )
     caption = select_rows(rows.unsqueeze(1), max_length, axis=2)  # (1, 1, max_length, width)
     result = Stage1Caption(caption, select_rows(tokens.mask, max_length, axis=1).to(device))
     if store is not None:

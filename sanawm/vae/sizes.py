@@ -1,7 +1,7 @@
 """How much a stream carries from chunk to chunk, counted without running the VAE.
 
-Running it on torch's meta device would tell the same, but the first arithmetic there imports torch's
-compiler, a second of every start.
+Running it on torch's meta device would tell the same, but the first arithmetic there imports the
+compiler: a second of every start.
 """
 
 from __future__ import annotations

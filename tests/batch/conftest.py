@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,18 +12,6 @@ from tests.cli.command import CHANNELS
 
 from .manifests import MIXED, Batched, single_runs, write_mixed
 from .manifests import batch as run_batch
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep the user's caches and settings out, and the network off."""
-    patch = pytest.MonkeyPatch()
-    patch.setenv("SANAWM_CACHE", str(tmp_path_factory.mktemp("cache")))
-    patch.setenv("HF_HUB_OFFLINE", "1")
-    for name in ("SANAWM_LOG_FORMAT", "SANAWM_LOG_FILE", "RAY_ADDRESS"):
-        patch.delenv(name, raising=False)
-    yield
-    patch.undo()
 
 
 @pytest.fixture(scope="session")

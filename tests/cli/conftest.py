@@ -18,18 +18,6 @@ from .command import CHANNELS, Done, pixel_frames, sanawm
 LATENTS = (7, 6, 8)
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep the user's caches and settings out, and the network off."""
-    patch = pytest.MonkeyPatch()
-    patch.setenv("SANAWM_CACHE", str(tmp_path_factory.mktemp("cache")))
-    patch.setenv("HF_HUB_OFFLINE", "1")
-    for name in ("SANAWM_LOG_FORMAT", "SANAWM_LOG_FILE"):
-        patch.delenv(name, raising=False)
-    yield
-    patch.undo()
-
-
 def make_latents(frames: int, height: int, width: int) -> torch.Tensor:
     """Return latents `(1, C, frames, height, width)`; a longer clip starts like a shorter one."""
     generator = torch.Generator().manual_seed(7)

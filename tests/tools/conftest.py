@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.cli.command import sanawm
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep the user's caches and settings out, and the network off."""
-    patch = pytest.MonkeyPatch()
-    patch.setenv("SANAWM_CACHE", str(tmp_path_factory.mktemp("cache")))
-    patch.setenv("HF_HUB_OFFLINE", "1")
-    for name in ("SANAWM_LOG_FORMAT", "SANAWM_LOG_FILE"):
-        patch.delenv(name, raising=False)
-    yield
-    patch.undo()
 
 
 @pytest.fixture(scope="session")
