@@ -89,9 +89,7 @@ def encode_caption(
     )
     _check_positions(info, tokens, where=text_encoder)
     with releasing(device):
-        rows = _last_rows(
-            tokens, text_encoder=text_encoder, device=device, dtype=dtype, notes=notes
-        )
+        rows = _last_rows(tokens, text_encoder, device=device, dtype=dtype, notes=notes)
     caption = select_rows(rows.unsqueeze(1), max_length, axis=2)  # (1, 1, max_length, width)
     result = Stage1Caption(caption, select_rows(tokens.mask, max_length, axis=1).to(device))
     if store is not None:
@@ -134,8 +132,8 @@ def select_rows(rows: Tensor, max_length: int, *, axis: int) -> Tensor:
 
 def _last_rows(
     tokens: Tokens,
-    *,
     text_encoder: Path,
+    *,
     device: torch.device | str,
     dtype: torch.dtype,
     notes: Notes,
