@@ -70,14 +70,14 @@ class Compiled:
     """A compiled function beside its eager form; counts its calls by the layout of what it gets."""
 
     def __init__(
-        self, plain: Callable[..., Tensor], eager: Callable[..., Tensor], *, log: CompileLog
+        self, plain: Callable[..., Any], eager: Callable[..., Any], *, log: CompileLog
     ) -> None:
         self.eager = eager
         self.calls: Counter[Any] = Counter()
         # Not `fullgraph`: beyond the recompile limit the plain function runs as it is, no error.
         self._compiled = torch.compile(plain, dynamic=False, backend=log)
 
-    def __call__(self, *args: Any) -> Tensor:
+    def __call__(self, *args: Any) -> Any:
         """Do as the plain function does."""
         self.calls[_layout(args)] += 1
         return self._compiled(*args)
@@ -89,7 +89,7 @@ class Compiled:
             yield count * (eager - compiled)
 
 
-def _least(function: Callable[..., Tensor], layout: Any) -> float:
+def _least(function: Callable[..., Any], layout: Any) -> float:
     """Return the least seconds of a call with random arguments."""
     least, args = float("inf"), _made(layout)
     for _ in range(RUNS):
@@ -123,7 +123,7 @@ class CompileLog:
             self.graphs += 1
             self.seconds += time.perf_counter() - start
 
-    def function(self, plain: Callable[..., Tensor], eager: Callable[..., Tensor]) -> Compiled:
+    def function(self, plain: Callable[..., Any], eager: Callable[..., Any]) -> Compiled:
         """Return `plain` compiled at its first call for every layout (about a second each)."""
         import torch._dynamo
 

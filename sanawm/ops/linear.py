@@ -9,7 +9,7 @@ weights, so only `prepare` makes it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -76,23 +76,29 @@ class Linear(nn.Linear):
         return super()._apply(fn, recurse)
 
 
+def needs_gradients(x: Tensor, weight: Tensor) -> bool:
+    """Return whether a step may be differentiated: it then runs in its plain form."""
+    return torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+
+
 class JoinedLinear:
     """Several linear layers of one input as one product.
 
-    The layers' own weights become views of the joined one, so nothing is stored twice.
+    The layers' own weights become views of the joined one, so nothing is stored twice. A layer
+    without a bias gets zeros if another has one. With `rows` the weights are packed for so many.
     """
 
-    def __init__(self, layers: list[Linear], *, rows: int) -> None:
+    def __init__(self, layers: Sequence[nn.Linear], *, rows: int | None = None) -> None:
         self.sizes = [layer.out_features for layer in layers]
         self.weight = torch.cat([layer.weight.detach() for layer in layers])
-        has_bias = all(layer.bias is not None for layer in layers)
-        self.bias = torch.cat([layer.bias.detach() for layer in layers]) if has_bias else None
-        self.product = packed_product(self.weight, self.bias, rows=rows)
+        self.bias = _joined_bias(layers)
+        packed = None if rows is None else packed_product(self.weight, self.bias, rows=rows)
+        self.product = packed
         start = 0
         for layer, size in zip(layers, self.sizes, strict=True):
             part = slice(start, start + size)
             layer.weight = nn.Parameter(self.weight[part], requires_grad=False)
-            if self.bias is not None:
+            if self.bias is not None and layer.bias is not None:
                 layer.bias = nn.Parameter(self.bias[part], requires_grad=False)
             start += size
 
@@ -101,3 +107,12 @@ class JoinedLinear:
         if self.product is not None:
             return self.product(x).split(self.sizes, dim=-1)
         return F.linear(x, self.weight, self.bias).split(self.sizes, dim=-1)
+
+
+def _joined_bias(layers: Sequence[nn.Linear]) -> Tensor | None:
+    if all(layer.bias is None for layer in layers):
+        return None
+    zeros = [layer.weight.new_zeros(layer.out_features) for layer in layers]
+    return torch.cat(
+        [z if b.bias is None else b.bias.detach() for z, b in zip(zeros, layers, strict=True)]
+    )

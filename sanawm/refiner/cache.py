@@ -18,25 +18,20 @@ refiners, checked against their outputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, cast, get_args
 
 import torch
 from torch import Tensor
 
-from sanawm.errors import (
-    IncompletePass,
-    MissingCapturedKV,
-    UnsupportedCaptureMode,
-    UsageError,
-)
-from sanawm.ops.rope import RopeKind, RopeTable, rotate_into
+from sanawm.errors import IncompletePass, MissingCapturedKV, UnsupportedCaptureMode, UsageError
+from sanawm.ops.attention import split_heads
+from sanawm.ops.fused import EAGER, BlockOps, WideNorm
+from sanawm.ops.rope import RopeKind, RopeTable
 from sanawm.shapes import BlockSpan, Window
 
 CaptureMode = Literal["pre_rope", "post_rope"]
 CAPTURE_MODES: tuple[str, ...] = get_args(CaptureMode)
-#: `rotate_into` of `sanawm.ops.rope`, or its compiled form.
-Rotation = Callable[[Tensor, Tensor, RopeTable, RopeKind], Tensor]
 RESUME_FIX = "resume with the model, precision, size and window of the saved run"
 
 
@@ -61,15 +56,23 @@ class CachePass:
         self.written = [False] * cache.layers
 
     def write(
-        self, layer: int, k: Tensor, v: Tensor, rope: RopeTable, kind: RopeKind
+        self,
+        layer: int,
+        k: Tensor,
+        v: Tensor,
+        rope: RopeTable,
+        kind: RopeKind,
+        *,
+        norm: WideNorm | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Store a layer's keys and values, rotating the keys on the way in.
 
-        k, v: `(B, N, S, K)`, keys normalised but not rotated. Returns the keys and values to
-        attend to, `(B, N, P, K)`: sink, history and this block. Raises `UsageError` for a layer or
+        k, v: `(B, N, S, K)`, keys normalised but not rotated. With `norm` the keys come as they
+        were projected, `(B, S, N*K)`, and are normalised too. Returns what to attend to,
+        `(B, N, P, K)`: sink, history and this block. Raises `UsageError` for a layer or
         a shape that the cache was not made for.
         """
-        keys, values = self._cache._write(self, layer, k, v, rope, kind)
+        keys, values = self._cache._write(self, layer, k, v, rope, kind, norm)
         self.written[layer] = True
         return keys, values
 
@@ -118,13 +121,13 @@ class RefinerCache:
         rope_kind: RopeKind,
         device: torch.device | str,
         dtype: torch.dtype,
-        rotate: Rotation = rotate_into,
+        ops: BlockOps = EAGER,
     ) -> None:
         self.layers = layers
         self.tokens_per_frame = tokens_per_frame
         self.window = window
         self.rope_kind = rope_kind
-        self._rotate = rotate
+        self._ops = ops
         frames = window.kv_max + window.block
         size = (layers, batch, heads, frames * tokens_per_frame, head_dim)
         sink_size = (layers, batch, heads, window.sink * tokens_per_frame, head_dim)
@@ -161,7 +164,7 @@ class RefinerCache:
         if tokens:
             for layer in range(self.layers):
                 place = self._keys[layer, :, :, :tokens]
-                self._rotate(place, self._sink_keys[layer], rope, self.rope_kind)
+                self._ops.rotate_into(place, self._sink_keys[layer], rope, self.rope_kind)
         self._sink_placed = True
 
     def begin(self, span: BlockSpan, *, capture: str | None = None) -> CachePass:
@@ -273,21 +276,28 @@ class RefinerCache:
         v: Tensor,
         rope: RopeTable,
         kind: RopeKind,
+        norm: WideNorm | None,
     ) -> tuple[Tensor, Tensor]:
         if current is not self._pass:
             raise MissingCapturedKV(
                 f"layer {layer} wrote into a pass over {_name(current.span)} that has ended",
                 fix="begin a new pass for every forward",
             )
-        self._check_sizes(current.span, layer, k, v)
+        by_head = k if norm is None else split_heads(k, self._keys.shape[2])
+        self._check_sizes(current.span, layer, by_head, v)
         keys, values = self._keys[layer], self._values[layer]
         if current.capture == "pre_rope":
+            if norm is not None:
+                k = split_heads(self._ops.norm(k, norm.weight, norm.eps), self._keys.shape[2])
             self._sink_keys[layer].copy_(k)
             values[:, :, : v.shape[2]].copy_(v)  # a sink is captured once, over an empty history
-            return self._rotate(torch.empty_like(k), k, rope, kind), v
+            return self._ops.rotate_into(torch.empty_like(k), k, rope, kind), v
         start = self.prefix_frames * self.tokens_per_frame
-        stop = start + current.span.frames * self.tokens_per_frame
-        self._rotate(keys[:, :, start:stop], k, rope, kind)
+        stop = start + v.shape[2]
+        if norm is None:
+            self._ops.rotate_into(keys[:, :, start:stop], k, rope, kind)
+        else:
+            self._ops.norm_rotate_into(keys[:, :, start:stop], k, norm, rope, kind)
         values[:, :, start:stop].copy_(v)
         return keys[:, :, :stop], values[:, :, :stop]
 

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sanawm.errors import UsageError
-from sanawm.ops.attention import attention
+from sanawm.ops.attention import attention, split_heads
 from sanawm.ops.fused import EAGER, BlockOps, compiled_ops
 from sanawm.ops.linear import JoinedLinear, Linear
 from sanawm.ops.norm import modulate
@@ -92,24 +92,24 @@ class RefinerBlock(nn.Module):
         m = self._vectors(modulation)
         n = self.norm1.modulated(x, m.shift1, m.scale1)
         attended = self._self_attention(n, rope, cache, context_tokens)
-        x = self.ops.residual(x, attended, m.gate1)
 
-        n = self.norm2(x)
+        x, n = self.norm2.after_residual(x, attended, m.gate1)
         heads = attention(
             self.attn2.query(n), text.keys[self.layer], text.values[self.layer], bias=text.bias
         )
-        x = x + self.attn2.output(heads, n)
+        seen = self.attn2.output(heads, n)
 
-        n = self.norm3.modulated(x, m.shift3, m.scale3)
+        x, n = self.norm3.modulated_sum(x, seen, m.shift3, m.scale3)
         return self.ops.residual(x, self.ff(n), m.gate3)
 
     def capture(
         self, x: Tensor, modulation: Modulation | PassVectors, rope: RopeTable, cache: CachePass
     ) -> None:
         """Write this block's keys and values and compute nothing else (last layer of a capture)."""
-        m = self._vectors(modulation)
-        k, v = self.attn1.key_value(self.norm1.modulated(x, m.shift1, m.scale1))
-        cache.write(self.layer, k, v, rope, self.rope_kind)
+        m, a = self._vectors(modulation), self.attn1
+        n = self.norm1.modulated(x, m.shift1, m.scale1)
+        v = split_heads(a.to_v(n), a.heads)
+        cache.write(self.layer, a.to_k(n), v, rope, self.rope_kind, norm=a.norm_k.wide)
 
     def text_key_value(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return cross-attention keys and values of the projected text `(B, L, D)`."""
@@ -131,24 +131,27 @@ class RefinerBlock(nn.Module):
     def _self_attention(
         self, n: Tensor, rope: RopeTable, cache: CachePass | None, context_tokens: int
     ) -> Tensor:
-        q, k, v = self.attn1.query_key_value(n)
+        a = self.attn1
+        q, k, v = a.project(n)
+        q = self._placed(q, a.norm_q, rope)
         if cache is None:
-            k = self._rotated(k, rope)
+            k = self._placed(k, a.norm_k, rope)
         else:
-            k, v = cache.write(self.layer, k, v, rope, self.rope_kind)
-        q = self._rotated(q, rope)
+            k, v = cache.write(self.layer, k, v, rope, self.rope_kind, norm=a.norm_k.wide)
         c = context_tokens
         if 0 < c < q.shape[2]:
             sink = attention(q[:, :, :c], k[:, :, :c], v[:, :, :c])
             heads = torch.cat((sink, attention(q[:, :, c:], k, v)), dim=2)
         else:
             heads = attention(q, k, v)
-        return self.attn1.output(heads, n)
+        return a.output(heads, n)
 
-    def _rotated(self, x: Tensor, rope: RopeTable) -> Tensor:
-        """Return `x` `(B, N, S, K)` rotated, head-major as attention likes it best."""
-        out = torch.empty(x.shape, device=x.device, dtype=x.dtype)
-        return self.ops.rotate_into(out, x, rope, self.rope_kind)
+    def _placed(self, x: Tensor, norm: QKNorm, rope: RopeTable) -> Tensor:
+        """Return `x` `(B, S, D)` normalised and rotated, head-major as attention likes it best."""
+        B, S, D = x.shape
+        heads = self.attn1.heads
+        out = x.new_empty(B, heads, S, D // heads)
+        return self.ops.norm_rotate_into(out, x, norm.wide, rope, self.rope_kind)
 
 
 #: Parts whose element-wise functions `RefinerModel.prepare` chooses.

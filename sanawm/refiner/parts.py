@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sanawm.errors import UsageError
 from sanawm.ops.attention import merge_heads, split_heads
-from sanawm.ops.fused import EAGER, BlockOps
+from sanawm.ops.fused import EAGER, BlockOps, WideNorm
 from sanawm.ops.linear import JoinedLinear, Linear
 
 from .config import RefinerConfig
@@ -128,7 +128,12 @@ class QKNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.ops.norm(x, self.weight.float(), FIXED_EPS)
+        return self.ops.norm(x, self.weight, FIXED_EPS)
+
+    @property
+    def wide(self) -> WideNorm:
+        """The norm as the functions take it that do more at the same time."""
+        return WideNorm(self.weight, FIXED_EPS)
 
 
 class BlockNorm(nn.Module):
@@ -154,6 +159,22 @@ class BlockNorm(nn.Module):
             return self.ops.norm_modulate(x, shift, scale, self.eps)
         return torch.addcmul(shift, self(x), scale)
 
+    def after_residual(self, x: Tensor, y: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
+        """Return `x + y * gate`, and its norm."""
+        if self.weight is None:
+            return self.ops.residual_norm(x, y, gate, self.eps)
+        x = self.ops.residual(x, y, gate)
+        return x, self(x)
+
+    def modulated_sum(
+        self, x: Tensor, y: Tensor, shift: Tensor, scale: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return `x + y`, and its norm modulated."""
+        if self.weight is None:
+            return self.ops.sum_norm_modulate(x, y, shift, scale, self.eps)
+        x = x + y
+        return x, self.modulated(x, shift, scale)
+
 
 class Attention(nn.Module):
     """Query, key, value and output projections, shared by self- and cross-attention."""
@@ -175,16 +196,16 @@ class Attention(nn.Module):
         self.joined = None  # moved weights: the joined ones would stay behind
         return super()._apply(fn, recurse)
 
-    def query_key_value(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return normalised queries and keys, not rotated, and values, `(B, N, S, K)` each.
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries and keys `(B, S, D)`, not normalised, and values `(B, N, S, K)`.
 
         One product once the weights were joined: a third of the calls, one read of `x`.
         """
         if self.joined is None:
-            return (self.query(x), *self.key_value(x))
-        q, k, v = self.joined(x)
-        q, k = self.norm_q(q), self.norm_k(k)
-        return split_heads(q, self.heads), split_heads(k, self.heads), split_heads(v, self.heads)
+            q, k, v = self.to_q(x), self.to_k(x), self.to_v(x)
+        else:
+            q, k, v = self.joined(x)
+        return q, k, split_heads(v, self.heads)
 
     def query(self, x: Tensor) -> Tensor:
         """Return normalised queries `(B, N, S, K)`, not rotated."""

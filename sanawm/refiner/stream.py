@@ -101,7 +101,7 @@ class RefinerStream:
             rope_kind=cast(RopeKind, model.config.rope_type),
             device=model.device,
             dtype=model.dtype,
-            rotate=model.ops.rotate_into,
+            ops=model.ops,
         )
         self._rope = RopeBuilder(
             model.config, height=shape.height, width=shape.width, fps=fps, device=model.device

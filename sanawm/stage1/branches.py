@@ -10,12 +10,14 @@ Source: the public SANA-WM model.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sanawm.ops.rope import RopeTable
+from sanawm.ops.linear import JoinedLinear, needs_gradients
 
 from .config import Stage1Config
 from .norm import RMSNorm
@@ -29,9 +31,10 @@ class ChunkContext(NamedTuple):
     """What every block of one chunk needs besides tokens: the same in all passes of the chunk."""
 
     grid: TokenGrid
-    rope: RopeTable  # (1, S, K/2)
+    rope: Tensor  # complex, (S, 1, K/2)
     rays: RayFrames | None  # None: the camera branch is skipped
     plucker: Tensor | None  # (B, S, D) embedded, None: no Plücker residual
+    residuals: tuple[Tensor, ...] = ()  # of the first blocks, if made in advance; (B, S, D) each
 
 
 class QKV(NamedTuple):
@@ -51,7 +54,8 @@ class TwoBranchAttention(nn.Module):
     def __init__(self, config: Stage1Config) -> None:
         super().__init__()
         D = config.width
-        self.heads, self.camera_clamp = config.heads, config.camera_clamp
+        self.heads, self.head_size = config.heads, config.head_size
+        self.camera_clamp = config.camera_clamp
         self.qkv = nn.Linear(D, 3 * D, bias=False)
         self.q_norm = RMSNorm(D, eps=NORM_EPS)
         self.k_norm = RMSNorm(D, eps=NORM_EPS)
@@ -63,20 +67,47 @@ class TwoBranchAttention(nn.Module):
         self.out_proj_cam = nn.Linear(D, D)
         self.output_gate = nn.Linear(D, D)
         self.proj = nn.Linear(D, D)
+        self.joined: JoinedLinear | None = None
+
+    @property
+    def readers(self) -> list[nn.Linear]:
+        """All linear layers that read the block's modulated tokens."""
+        cameras = [self.q_proj_cam, self.k_proj_cam, self.v_proj_cam]
+        return [self.qkv, *cameras, self.output_gate]
+
+    def prepare(self) -> None:
+        """Join the layers of `readers` to one product: a quarter less time for 72 tokens."""
+        if not self.qkv.weight.requires_grad:
+            self.joined = JoinedLinear(self.readers)
+
+    def project(self, u: Tensor) -> tuple[Tensor, ...]:
+        """Return what every layer of `readers` makes of tokens `u` `(B, S, D)`."""
+        if self.joined is None or needs_gradients(u, self.qkv.weight):
+            return tuple(layer(u) for layer in self.readers)
+        return self.joined(u)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TwoBranchAttention:
+        self.joined = None  # moved weights are no longer views of the joined one
+        return super()._apply(fn, recurse)
 
     def split(self, x: Tensor) -> Tensor:
-        """Return `(B, S, D)` as `(B, S, N, K)`."""
-        return x.unflatten(-1, (self.heads, -1))
+        """Return `(B, S, M*D)` as `(B, S, M*N, K)`."""
+        return x.view(*x.shape[:-1], -1, self.head_size)
 
     def turn(self, qkv: QKV, rays: RayFrames) -> QKV:
         """Return queries, keys and values `(B, S, N, K)` turned by the rays of their tokens."""
-        turned = QKV(rays.turn_query(qkv.q), rays.turn_key(qkv.k), rays.turn_key(qkv.v))
+        # Keys and values turn alike: one call for both.
+        k, v = rays.turn_key(torch.cat([qkv.k, qkv.v], dim=2)).chunk(2, dim=2)
+        turned = QKV(rays.turn_query(qkv.q), k, v)
         if not self.camera_clamp:
             return turned
         return QKV(*(limit_growth(t, x) for t, x in zip(turned, qkv, strict=True)))
 
-    def combine(self, u: Tensor, main: Tensor, camera: Tensor | None) -> Tensor:
-        """Return the block's attention result `(B, S, D)` from both branches `(B, S, D)`."""
+    def combine(self, gate: Tensor, main: Tensor, camera: Tensor | None) -> Tensor:
+        """Return the block's attention result `(B, S, D)` from both branches `(B, S, D)`.
+
+        gate: `output_gate` of the block's tokens, before its SiLU.
+        """
         joined = main if camera is None else main + self.out_proj_cam(camera)
-        gated = joined.float() * F.silu(self.output_gate(u).float())
-        return self.proj(gated.to(u.dtype))
+        gated = joined.float() * F.silu(gate.float())
+        return self.proj(gated.to(gate.dtype))

@@ -121,8 +121,8 @@ class CrossAttention(nn.Module):
         k, v = self.kv_linear(y).chunk(2, dim=-1)
         return TextKV(split_heads(self.k_norm(k), self.heads), split_heads(v, self.heads))
 
-    def forward(self, x: Tensor, text: TextKV, *, bias: Tensor) -> Tensor:
-        """Return the update of `x` `(B, S, D)`; bias `(B, 1, 1, L)` hides padding."""
+    def forward(self, x: Tensor, text: TextKV, *, bias: Tensor | None) -> Tensor:
+        """Return the update of `x` `(B, S, D)`; bias `(B, 1, 1, L)` hides padding, None: none."""
         q = split_heads(self.q_norm(self.q_linear(x)), self.heads)  # (B, N, S, K)
         return self.proj(merge_heads(attention(q, text.k, text.v, bias=bias)))
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from sanawm.errors import InputError, UsageError
-from sanawm.ops.norm import gated_add, modulate
+from sanawm.ops.linear import needs_gradients
 
 from .branches import ChunkContext
 from .config import Stage1Config
@@ -48,7 +48,18 @@ class Text(NamedTuple):
     """The caption as the blocks read it; computed once a prompt."""
 
     blocks: tuple[TextKV, ...]
-    bias: Tensor  # (B, 1, 1, L)
+    bias: Tensor | None  # (B, 1, 1, L); None: every key counts
+
+
+class PassVectors(NamedTuple):
+    """What the timesteps of a pass do to its frames: the same for every chunk of a stream.
+
+    time: the embedding `(B, T, D)`; blocks: shift, 1 + scale and gate of the attention and of the
+    feed-forward of every block, `(B, T, 1, D)` each.
+    """
+
+    time: Tensor
+    blocks: tuple[tuple[Tensor, ...], ...]
 
 
 class Stage1Output(NamedTuple):
@@ -64,6 +75,7 @@ class Stage1Block(nn.Module):
     def __init__(self, config: Stage1Config, *, number: int) -> None:
         super().__init__()
         D = config.width
+        self.number = number
         self.scale_shift_table = nn.Parameter(torch.zeros(6, D))
         self.attn: GDNAttention | SoftmaxAttention = (
             SoftmaxAttention(config) if config.is_softmax(number) else GDNAttention(config)
@@ -75,34 +87,40 @@ class Stage1Block(nn.Module):
     def forward(
         self,
         x: Tensor,
-        time: Tensor,
+        vectors: tuple[Tensor, ...],
         text: TextKV,
         *,
-        bias: Tensor,
+        bias: Tensor | None,
         context: ChunkContext,
         past: BlockPast,
     ) -> tuple[Tensor, BlockWrite]:
         """Return tokens `(B, T, HW, D)` and what the next chunk needs.
 
-        time: `(B, T, 6, D)`, the modulation of each frame before this block's table is added.
+        vectors: what `vectors` makes of the pass's modulation.
         """
         by_frame = context.grid.frames, context.grid.per_frame
-        table = (self.scale_shift_table + time).unsqueeze(3)  # (B, T, 6, 1, D)
-        shift_a, scale_a, gate_a, shift_f, scale_f, gate_f = table.unbind(2)  # (B, T, 1, D) each
-        u = modulate(layer_norm(x), shift_a, scale_a).flatten(1, 2)  # (B, S, D)
+        shift_a, scale_a, gate_a, shift_f, scale_f, gate_f = vectors
+        u = torch.addcmul(shift_a, layer_norm(x), scale_a).flatten(1, 2)  # (B, S, D)
         if isinstance(self.attn, GDNAttention):
             update, state = self.attn(u, context, past=past.gdn)
         else:
             update, state = self.attn(u, context, past=past.window)
-        x = gated_add(x, update.unflatten(1, by_frame), gate_a)
+        x = torch.addcmul(x, update.unflatten(1, by_frame), gate_a)
         tokens = x.flatten(1, 2)  # (B, S, D)
         if self.plucker_proj is not None and context.plucker is not None:
-            tokens = tokens + self.plucker_proj(context.plucker)
+            made = context.residuals
+            tokens = tokens + (made[self.number] if made else self.plucker_proj(context.plucker))
         tokens = tokens + self.cross_attn(tokens, text, bias=bias)
         x = tokens.unflatten(1, by_frame)
-        w = modulate(layer_norm(x), shift_f, scale_f).flatten(1, 2)
+        w = torch.addcmul(shift_f, layer_norm(x), scale_f).flatten(1, 2)
         update, tail = self.mlp(w, context.grid, tail=past.ffn_tail)
-        return gated_add(x, update.unflatten(1, by_frame), gate_f), BlockWrite(state, tail)
+        return torch.addcmul(x, update.unflatten(1, by_frame), gate_f), BlockWrite(state, tail)
+
+    def vectors(self, modulation: Tensor) -> tuple[Tensor, ...]:
+        """Return this block's `PassVectors` entry from the frames' modulation `(B, T, 6, D)`."""
+        table = (self.scale_shift_table + modulation).unsqueeze(3)  # (B, T, 6, 1, D)
+        shift_a, scale_a, gate_a, shift_f, scale_f, gate_f = table.unbind(2)
+        return shift_a, 1 + scale_a, gate_a, shift_f, 1 + scale_f, gate_f
 
 
 class Stage1Model(nn.Module):
@@ -137,6 +155,8 @@ class Stage1Model(nn.Module):
         """Return the caption's keys and values for every block.
 
         caption: `(B, 1, L, E)` hidden states of the text encoder; mask: `(B, L)`, 1 = a token.
+        Of a single caption padding is left out: its bias would make it count exactly nothing, and
+        every pass would attend to it.
         """
         B, L = mask.shape[0], mask.shape[-1]
         expected = (B, 1, L, self.config.text_width)
@@ -147,9 +167,15 @@ class Stage1Model(nn.Module):
             )
         y = self.y_embedder(caption[:, 0].to(self.device, self.dtype))  # (B, L, D)
         y = self.attention_y_norm(y)
-        bias = ((1 - mask.to(self.device, torch.float32)) * MASKED).to(self.dtype)
+        bias: Tensor | None = None
+        if B == 1 and bool((mask == 1).any()) and bool(((mask == 0) | (mask == 1)).all()):
+            y = y[:, mask[0].nonzero()[:, 0].to(y.device)]
+        else:
+            bias = ((1 - mask.to(self.device, torch.float32)) * MASKED).to(self.dtype)[
+                :, None, None
+            ]
         keys = tuple(block.cross_attn.text_kv(y) for block in self._blocks())
-        return Text(keys, bias[:, None, None])
+        return Text(keys, bias)
 
     def chunk_context(
         self,
@@ -173,7 +199,20 @@ class Stage1Model(nn.Module):
             dtype = self.dtype if self.config.ray_dtype == "model" else torch.float32
             rays = ray_frames(raymap.to(self.device, dtype), grid, rope=tables.camera)
         tokens = None if plucker is None else self._embed_plucker(plucker, grid)
-        return ChunkContext(grid, tables.main, rays, tokens)
+        return ChunkContext(grid, tables.main, rays, tokens, self._residuals(tokens))
+
+    def _residuals(self, plucker: Tensor | None) -> tuple[Tensor, ...]:
+        """Return the Plücker residuals of all blocks: once a chunk instead of once a pass.
+
+        They take `(S, D)` values a block. A bidirectional model's only chunk is the whole clip, for
+        which that would be too much.
+        """
+        layers = [b.plucker_proj for b in self._blocks() if b.plucker_proj is not None]
+        if plucker is None or not layers or not self.config.streaming:
+            return ()
+        if needs_gradients(plucker, layers[0].weight):
+            return ()
+        return tuple(layer(plucker) for layer in layers)
 
     def _embed_plucker(self, plucker: Tensor, grid: TokenGrid) -> Tensor:
         if self.plucker_embedder is None:
@@ -197,6 +236,12 @@ class Stage1Model(nn.Module):
             )
         return self.plucker_embedder(plucker.to(self.device, self.dtype))
 
+    def pass_vectors(self, timestep: Tensor) -> PassVectors:
+        """Return what timesteps `(B, T)` do to all blocks and to the last layer."""
+        time = self.t_embedder(timestep)  # (B, T, D)
+        modulation = self.t_block(time).unflatten(-1, (6, -1))  # (B, T, 6, D)
+        return PassVectors(time, tuple(block.vectors(modulation) for block in self._blocks()))
+
     def forward(
         self,
         x: Tensor,
@@ -206,11 +251,13 @@ class Stage1Model(nn.Module):
         *,
         state: Stage1State | None = None,
         write: bool = False,
+        vectors: PassVectors | None = None,
     ) -> Stage1Output:
         """Return the velocity of latents `x` `(B, C, T, H, W)` at `timestep` `(B, T)`.
 
         Timesteps run 0 … 1000 and are truncated to integers. `state` None: nothing came before.
         With `write` the blocks' new states are returned too; `state` itself is never changed.
+        vectors: `pass_vectors(timestep)`, if the caller kept them.
         """
         C = self.config.latent_channels
         if x.dim() != 5 or x.shape[1] != C or tuple(x.shape[2:]) != tuple(context.grid):
@@ -224,16 +271,21 @@ class Stage1Model(nn.Module):
         grid = context.grid
         h = self.x_embedder(x.to(self.dtype))  # (B, S, D)
         h = h.unflatten(1, (grid.frames, grid.per_frame))  # (B, T, HW, D)
-        time = self.t_embedder(timestep)  # (B, T, D)
-        modulation = self.t_block(time).unflatten(-1, (6, -1))  # (B, T, 6, D)
+        time, rows = self.pass_vectors(timestep) if vectors is None else vectors
         writes = []
-        for block, keys, before in zip(self._blocks(), text.blocks, past, strict=True):
-            h, written = block(h, modulation, keys, bias=text.bias, context=context, past=before)
+        for block, row, keys, before in zip(self._blocks(), rows, text.blocks, past, strict=True):
+            h, written = block(h, row, keys, bias=text.bias, context=context, past=before)
             if write:
                 writes.append(written)
         velocity = self.final_layer(h, time)  # (B, T, HW, C)
         velocity = velocity.unflatten(2, (grid.height, grid.width)).permute(0, 4, 1, 2, 3)
         return Stage1Output(velocity, tuple(writes) if write else None)
+
+    def prepare(self) -> None:
+        """Lay the weights out for runs without gradients; results stay equal up to rounding."""
+        for block in self._blocks():
+            block.attn.prepare()
+            block.mlp.prepare()
 
     def _blocks(self) -> list[Stage1Block]:
         return [block for block in self.blocks if isinstance(block, Stage1Block)]

@@ -3,11 +3,14 @@
 | quantity | dtype |
 |---|---|
 | frequencies, positions, angles | float64 |
-| cosines, sines | float32, from the float64 angles |
+| tables | complex64, from the float64 angles |
 | rotation of interleaved pairs | float32, rounded back to its input's dtype |
 
 Source: the public SANA-WM model (called `casual_wan_rope` there). A head of size K has K/2 pairs:
 `2 * (K // 6)` for height and width, the rest for time.
+
+A table holds `cos + i sin` of every pair's angle, complex64 `(S, 1, K/2)`: rotating pairs is then
+one product, and all heads share a row.
 """
 
 from __future__ import annotations
@@ -16,8 +19,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-from sanawm.ops.rope import RopeTable
 
 BASE = 10000.0
 
@@ -43,8 +44,8 @@ class TokenGrid(NamedTuple):
 class RopeTables(NamedTuple):
     """Tables of one call: `main` for whole heads, `camera` for the second half of a head."""
 
-    main: RopeTable
-    camera: RopeTable
+    main: Tensor
+    camera: Tensor
 
 
 def rope_tables(
@@ -73,20 +74,16 @@ def axis_pairs(width: int) -> tuple[int, int]:
     return width // 2 - 2 * space, space
 
 
-def rotate(x: Tensor, table: RopeTable) -> Tensor:
-    """Return `x` `(B, S, N, K)` with the pairs (2k, 2k+1) of every head rotated by `table`.
-
-    Unlike `sanawm.ops.rope.apply_rope` nothing is written in place, so a model can be trained.
-    """
-    cos, sin = (t.transpose(0, 1) for t in table)  # (S, 1, K/2) each
-    a, b = x.float().unflatten(-1, (-1, 2)).unbind(-1)  # (B, S, N, K/2) each
-    turned = torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1)
-    return turned.flatten(-2).to(x.dtype)
+def rotate(x: Tensor, table: Tensor) -> Tensor:
+    """Return `x` `(B, S, N, K)` with the pairs (2k, 2k+1) of every head rotated by `table`."""
+    shape = x.shape
+    pairs = torch.view_as_complex(x.float().view(*shape[:-1], -1, 2))  # (B, S, N, K/2)
+    return torch.view_as_real(pairs * table).view(shape).to(x.dtype)
 
 
-def inverse(table: RopeTable) -> RopeTable:
+def inverse(table: Tensor) -> Tensor:
     """Return the table that undoes `table`."""
-    return RopeTable(table.cos, -table.sin)
+    return table.conj().resolve_conj()
 
 
 def _axis_angles(start: int, count: int, pairs: int) -> Tensor:
@@ -96,7 +93,7 @@ def _axis_angles(start: int, count: int, pairs: int) -> Tensor:
     return positions[:, None] * BASE**-exponents
 
 
-def _spread(axes: tuple[Tensor, ...], grid: TokenGrid) -> RopeTable:
+def _spread(axes: tuple[Tensor, ...], grid: TokenGrid) -> Tensor:
     """Join the angles of the three axes into one row a token."""
     time, rows, columns = axes
     T, H, W = grid
@@ -108,4 +105,4 @@ def _spread(axes: tuple[Tensor, ...], grid: TokenGrid) -> RopeTable:
         ],
         dim=-1,
     ).flatten(0, 2)  # (S, K/2), or (S, K/4) for the camera
-    return RopeTable(angles.cos().float()[None], angles.sin().float()[None])
+    return torch.complex(angles.cos().float(), angles.sin().float())[:, None]

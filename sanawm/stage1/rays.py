@@ -17,8 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sanawm.ops.rope import RopeTable
-
 from .positions import TokenGrid, inverse, rotate
 
 #: Smallest length by which a direction is divided.
@@ -26,11 +24,15 @@ EPS = 1e-6
 
 
 class RayFrames(NamedTuple):
-    """Per-token transforms `(B, S, 4, 4)` and the rotary table of the other half of a head."""
+    """Per-token transforms `(B, S, 4, 4)` and the rotary tables of the other half of a head.
+
+    Made once a chunk: all passes and layers share them. `unrope` undoes `rope`.
+    """
 
     ray_from_world: Tensor
     world_from_ray: Tensor
-    rope: RopeTable
+    rope: Tensor
+    unrope: Tensor
 
     def turn_query(self, q: Tensor) -> Tensor:
         """Return queries `(B, S, N, K)` such that `q . turn_key(k)` holds `q^T P_q P_k^-1 k`."""
@@ -42,10 +44,10 @@ class RayFrames(NamedTuple):
 
     def turn_output(self, o: Tensor) -> Tensor:
         """Return the attention's result `(B, S, N, K)` back in the axes of each token's ray."""
-        return _turn(o, self.ray_from_world, inverse(self.rope))
+        return _turn(o, self.ray_from_world, self.unrope)
 
 
-def ray_frames(raymap: Tensor, grid: TokenGrid, *, rope: RopeTable) -> RayFrames:
+def ray_frames(raymap: Tensor, grid: TokenGrid, *, rope: Tensor) -> RayFrames:
     """Build the ray frames of a chunk.
 
     raymap: `(B, T, 20)`, per latent frame the 16 entries of the camera-to-world matrix relative to
@@ -69,6 +71,7 @@ def ray_frames(raymap: Tensor, grid: TokenGrid, *, rope: RopeTable) -> RayFrames
         torch.where(broken, identity, ray_from_world).flatten(1, 2),
         torch.where(broken, identity, world_from_ray).flatten(1, 2),
         rope,
+        inverse(rope),
     )
 
 
@@ -90,11 +93,11 @@ def _rigid(rotation: Tensor, translation: Tensor) -> Tensor:
     return torch.cat([top, last], dim=-2)
 
 
-def _turn(x: Tensor, matrix: Tensor, rope: RopeTable) -> Tensor:
+def _turn(x: Tensor, matrix: Tensor, rope: Tensor) -> Tensor:
     """Return `x` `(B, S, N, K)`: fours of its first half times `matrix`, second half rotated."""
     first, second = x.chunk(2, dim=-1)  # (B, S, N, K/2) each
-    fours = first.float().unflatten(-1, (-1, 4)).flatten(2, 3)  # (B, S, N*K/8, 4)
-    fours = (fours @ matrix.float().mT).view_as(first)
+    fours = first.float().reshape(matrix.shape[0] * matrix.shape[1], -1, 4)  # (B*S, N*K/8, 4)
+    fours = torch.bmm(fours, matrix.float().flatten(0, 1).mT).view(first.shape)
     return torch.cat([fours.to(x.dtype), rotate(second, rope)], dim=-1)
 
 

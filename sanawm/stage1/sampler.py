@@ -22,7 +22,7 @@ from sanawm.shapes import BlockSpan, LatentShape
 
 from .branches import ChunkContext
 from .camera import CameraSource
-from .model import Stage1Model, Text
+from .model import PassVectors, Stage1Model, Stage1Output, Text
 from .noise import NoiseSource
 from .plan import (
     RELEASED_STEPS,
@@ -82,6 +82,7 @@ class Stage1Stream(Iterator[Tensor]):
         self.model, self.camera, self.shape, self.noise = model, camera, shape, noise
         self.state = Stage1State(model.config, window=window)
         self._first: Tensor | None = None
+        self._vectors: dict[tuple[float, ...], PassVectors] = {}
         with torch.no_grad():
             self._text: Text = model.embed_text(caption, mask)
 
@@ -122,19 +123,33 @@ class Stage1Stream(Iterator[Tensor]):
         x = _hold(x, held)
         sigmas = torch.tensor(self.steps, dtype=torch.float32) / 1000
         for i, timestep in enumerate(self.steps[:-1]):
-            times = torch.full((1, span.frames), timestep, device=x.device)
-            if held is not None:
-                times[:, 0] = 0
-            v = self.model(x, times, self._text, context, state=self.state).velocity
+            times = (0.0 if held is not None else timestep, *[timestep] * (span.frames - 1))
+            v = self._pass(x, times, context).velocity
             step = float(sigmas[i] - sigmas[i + 1])
             x = _hold((x.float() - step * v.float()).to(x.dtype), held)
         if not torch.isfinite(x).all():
             raise NumericsError(f"stage 1: chunk {span.number} holds NaN or infinity")
-        clean = torch.zeros((1, span.frames), device=x.device)
-        writes = self.model(x, clean, self._text, context, state=self.state, write=True).writes
+        writes = self._pass(x, (0.0,) * span.frames, context, write=True).writes
         assert writes is not None
         self.state.commit(writes, frames=span.frames, camera=context.rays is not None)
         return x
+
+    def _pass(
+        self, x: Tensor, times: tuple[float, ...], context: ChunkContext, *, write: bool = False
+    ) -> Stage1Output:
+        """Run the model with its frames at `times`, whose vectors are kept for the next chunks."""
+        timestep = torch.tensor([times], device=x.device)
+        if times not in self._vectors:
+            self._vectors[times] = self.model.pass_vectors(timestep)
+        return self.model(
+            x,
+            timestep,
+            self._text,
+            context,
+            state=self.state,
+            write=write,
+            vectors=self._vectors[times],
+        )
 
     def _context(self, span: BlockSpan) -> ChunkContext:
         grid = TokenGrid(span.frames, self.shape.height, self.shape.width)

@@ -21,6 +21,7 @@ from sanawm.ops.attention import attention, merge_heads
 
 from .branches import QKV, ChunkContext, TwoBranchAttention
 from .positions import rotate
+from .rays import RayFrames
 
 
 class ChunkKV(NamedTuple):
@@ -45,27 +46,26 @@ class SoftmaxAttention(TwoBranchAttention):
 
         past: the cached chunks that are visible, ascending.
         """
-        q, k, v = self.qkv(u).chunk(3, dim=-1)  # (B, S, D) each
-        q, k, v = (self.split(x) for x in (self.q_norm(q), self.k_norm(k), v))
-        q, k = rotate(q, context.rope), rotate(k, context.rope)
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (B, N, S, K) each
+        qkv, *camera_qkv, gate = self.project(u)
+        q, k, v = qkv.chunk(3, dim=-1)  # (B, S, D) each
+        both = self.split(torch.cat([self.q_norm(q), self.k_norm(k)], dim=-1))
+        q, k = rotate(both, context.rope).chunk(2, dim=2)
+        q, k, v = (x.transpose(1, 2) for x in (q, k, self.split(v)))  # (B, N, S, K) each
         main = attention(q, _joined([c.k for c in past], k), _joined([c.v for c in past], v))
         camera, camera_k, camera_v = None, None, None
         if context.rays is not None:
-            cq, camera_k, camera_v = (x.transpose(1, 2) for x in self._camera_qkv(u, context))
+            turned = self._camera_qkv(QKV(*camera_qkv), context.rays)
+            cq, camera_k, camera_v = (x.transpose(1, 2) for x in turned)
             seen_k = _joined([c.camera_k for c in past], camera_k)
             seen_v = _joined([c.camera_v for c in past], camera_v)
             o = attention(cq, seen_k, seen_v).transpose(1, 2)  # (B, S, N, K)
             camera = context.rays.turn_output(o).flatten(2)
-        return self.combine(u, merge_heads(main), camera), ChunkKV(k, v, camera_k, camera_v)
+        return self.combine(gate, merge_heads(main), camera), ChunkKV(k, v, camera_k, camera_v)
 
-    def _camera_qkv(self, u: Tensor, context: ChunkContext) -> QKV:
-        """Return the camera branch's turned queries, keys and values, `(B, S, N, K)` each."""
-        assert context.rays is not None
-        q = self.q_norm_cam(self.q_proj_cam(u))
-        k = self.k_norm_cam(self.k_proj_cam(u))
-        plain = QKV(self.split(q), self.split(k), self.split(self.v_proj_cam(u)))
-        return self.turn(plain, context.rays)
+    def _camera_qkv(self, qkv: QKV, rays: RayFrames) -> QKV:
+        """Return the camera branch's queries, keys and values, normed and turned."""
+        q, k = self.q_norm_cam(qkv.q), self.k_norm_cam(qkv.k)
+        return self.turn(QKV(self.split(q), self.split(k), self.split(qkv.v)), rays)
 
 
 def _joined(past: Sequence[Tensor | None], now: Tensor) -> Tensor:

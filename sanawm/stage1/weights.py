@@ -67,6 +67,7 @@ def load_stage1(
         label=f"stage 1 ({file})",
         note=notes.info,
     )
+    model.prepare()
     return model
 
 

@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sanawm.ops import compiler, fused
+from sanawm.ops.attention import split_heads
 from sanawm.ops.compiler import CompileLog
-from sanawm.ops.fused import EAGER, BlockOps
+from sanawm.ops.fused import EAGER, PLAIN, BlockOps, WideNorm
 from sanawm.ops.norm import rms_norm
 from sanawm.ops.rope import RopeKind, RopeTable, halves, rotate_into
 from tests.refiner.stream_cases import clip, make, run
@@ -21,13 +22,6 @@ TOLERANCE = {
     torch.bfloat16: {"atol": 1e-6, "rtol": 0.008},
 }
 KINDS: tuple[RopeKind, ...] = ("split", "interleaved")
-PLAIN = BlockOps(
-    fused._plain_norm,
-    fused._plain_norm_modulate,
-    fused._plain_residual,
-    fused._plain_gelu,
-    fused._plain_rotate_into,
-)
 
 
 def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -112,11 +106,47 @@ def test_plain_and_eager_bodies_agree(dtype: torch.dtype) -> None:
         ("norm", (x, random(32, seed=5), 1e-6)),
         ("norm_modulate", (x, shift, scale1, 1e-6)),
         ("residual", (x, y, gate)),
+        ("residual_norm", (x, y, gate, 1e-6)),
+        ("sum_norm_modulate", (x, y, shift, scale1, 1e-6)),
         ("gelu", (x.clone(),)),
     ):
-        plain = getattr(PLAIN, name)(*args)
-        assert plain.dtype == dtype
-        torch.testing.assert_close(getattr(EAGER, name)(*args), plain, **tolerance)
+        found = [getattr(ops, name)(*args) for ops in (PLAIN, EAGER)]  # EAGER.gelu is in place
+        pairs = zip(*found, strict=True) if isinstance(found[0], tuple) else [found]
+        for plain, eager in pairs:
+            assert plain.dtype == dtype
+            torch.testing.assert_close(eager, plain, **tolerance)
+
+
+@pytest.mark.parametrize("ops", [EAGER, PLAIN], ids=["eager", "plain"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_functions_of_two_steps_are_those_steps(dtype: torch.dtype, ops: BlockOps) -> None:
+    x, y = random(1, 6, 32, dtype=dtype), random(1, 6, 32, seed=1, dtype=dtype)
+    shift, scale1, gate = (random(1, 1, 32, seed=s, dtype=dtype) for s in (2, 3, 4))
+    total = ops.residual(x, y, gate)
+    for found, step in zip(
+        ops.residual_norm(x, y, gate, 1e-6), (total, ops.norm(total, None, 1e-6)), strict=True
+    ):
+        assert torch.equal(found, step)
+    wanted = (x + y, ops.norm_modulate(x + y, shift, scale1, 1e-6))
+    for found, step in zip(ops.sum_norm_modulate(x, y, shift, scale1, 1e-6), wanted, strict=True):
+        assert torch.equal(found, step)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_norm_and_rotation_together(dtype: torch.dtype, kind: RopeKind) -> None:
+    """The plain form rounds once instead of twice."""
+    x, norm = random(2, 5, 24, dtype=dtype), WideNorm(random(24, seed=2, dtype=dtype), 1e-6)
+    angles = random(3, 5, 4, seed=1)
+    table = RopeTable(angles.cos(), angles.sin())
+    heads = split_heads(rms_norm(x, eps=1e-6, weight=norm.weight), 3)
+    expected = rotate_into(torch.empty_like(heads), heads, table, kind)
+    buffer = torch.zeros(2, 3, 9, 8, dtype=dtype)  # a slice of a longer cache
+    found = EAGER.norm_rotate_into(buffer[:, :, 2:7], x, norm, table, kind)
+    torch.testing.assert_close(found, expected, **TOLERANCE[dtype])
+    assert buffer[:, :, :2].abs().max() == buffer[:, :, 7:].abs().max() == 0
+    plain = PLAIN.norm_rotate_into(torch.empty_like(heads), x, norm, table, kind)
+    assert torch.allclose(plain.float(), expected.float(), atol=1e-6 if x.itemsize == 4 else 0.03)
 
 
 @pytest.fixture
@@ -139,7 +169,7 @@ def test_graphs_do_not_depend_on_the_history_and_none_breaks(counted: CompileLog
     expected = run(stream, clip(18))
     fresh = make(18)
     fresh.model.prepare(rows=18, compiled=True)
-    fresh.cache._rotate = fresh.model.ops.rotate_into
+    fresh.cache._ops = fresh.model.ops
     try:
         found = run(fresh, clip(18)[:, :, :7])
         graphs = counted.graphs

@@ -106,7 +106,7 @@ def write_without_prefix(
 ) -> tuple[Tensor, Tensor]:
     keys, values = original_write(self, current, layer, k, v, *rest)
     if current.capture == "post_rope":
-        return keys[:, :, -k.shape[2] :], values[:, :, -k.shape[2] :]
+        return keys[:, :, -v.shape[2] :], values[:, :, -v.shape[2] :]
     return keys, values
 
 

@@ -51,10 +51,10 @@ class Borders:
                 if source > t and self.chunk_of[source] != self.chunk_of[t]:
                     continue
                 path = range(source + 1, t + 1) if source <= t else range(source - 1, t, -1)
-                term = added[:, :, source]
+                term = added[source]
                 for step in path:
-                    term = term @ keep[:, :, step]
-                read[:, :, t] += term
+                    term = term @ keep[step]
+                read[t] += term
         return read.float()
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ def block_causal(
     def run_memory(updates: Frames, decay: Tensor, *, past: Tensor | None) -> tuple[Tensor, Tensor]:
         assert past is None
         read = borders.memory(updates, decay)
-        return read, read[:, :, -1]
+        return read, read[-1]
 
     def feed_forward(
         self: ConvFeedForward, x: Tensor, grid: TokenGrid, *, tail: Tensor | None

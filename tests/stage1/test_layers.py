@@ -59,9 +59,9 @@ class Spy:
     def __init__(self, attention: TwoBranchAttention, monkeypatch: pytest.MonkeyPatch) -> None:
         combine, turn = attention.combine, attention.turn
 
-        def spy_combine(u: Tensor, main: Tensor, camera: Tensor | None) -> Tensor:
+        def spy_combine(gate: Tensor, main: Tensor, camera: Tensor | None) -> Tensor:
             self.main, self.camera = main, camera
-            return combine(u, main, camera)
+            return combine(gate, main, camera)
 
         def spy_turn(qkv: QKV, rays: RayFrames) -> QKV:
             self.plain, self.turned = qkv, turn(qkv, rays)
@@ -88,8 +88,8 @@ def test_rotary_tables(name: str, head: int, frames: int) -> None:
     tables = rope_tables(grid_of(frames), start=4, head_size=head, device="cpu")
     for part, table in (("", tables.main), ("_cam", tables.camera)):
         stem = name.format(part)
-        assert worst(table.cos, data[f"{stem}.real"][0]) < 1e-6
-        assert worst(table.sin, data[f"{stem}.imag"][0]) < 1e-6
+        assert worst(table.real[None, :, 0], data[f"{stem}.real"][0]) < 1e-6
+        assert worst(table.imag[None, :, 0], data[f"{stem}.imag"][0]) < 1e-6
 
 
 @pytest.mark.parametrize("use", ["q", "kv", "o"])
@@ -114,7 +114,8 @@ def test_gdn_attention(monkeypatch: pytest.MonkeyPatch) -> None:
         u = data["x"][:, tokens]
         out, past = attention(u, context_of(data, start, grid), past=past)
         want = {k.removeprefix(f"chunk{number}."): v for k, v in data.items()}
-        beta, decay = attention.gates(u, grid)
+        beta, decay = attention.gates(attention.beta_proj(u), attention.gate_proj(u), grid)
+        beta, decay = beta.permute(0, 3, 1, 2), decay.T[None]  # (B, N, T, HW), (B, N, T)
         growth = key_growth(spy.turned.k, spy.plain.k).transpose(1, 2)[:, :, None]
         assert spy.camera is not None
         assert past.memory is not None

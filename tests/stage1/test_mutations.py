@@ -151,13 +151,13 @@ def test_the_backward_memory_is_left_out(monkeypatch: Patch) -> None:
 
     def causal(updates: Frames, decay: Tensor, *, past: Tensor | None) -> tuple[Tensor, Tensor]:
         reads: list[Tensor] = []
-        for t in range(decay.shape[2]):
+        for t in range(len(decay)):
             one = slice(t, t + 1)
-            frame = Frames(updates.overlap[:, :, one], updates.added[:, :, one])
-            read, past = run(frame, decay[:, :, one], past=past)
+            frame = Frames(updates.overlap[one], updates.added[one])
+            read, past = run(frame, decay[one], past=past)
             reads.append(read)
         assert past is not None
-        return torch.cat(reads, dim=2), past
+        return torch.cat(reads), past
 
     monkeypatch.setattr(gdn, "run_memory", causal)
     assert error_of_case_a() > 0.01
@@ -257,8 +257,9 @@ def test_the_schedule_is_shifted(monkeypatch: Patch) -> None:
 
 
 def test_rotary_pairs_are_split_halves(monkeypatch: Patch) -> None:
-    def split(x: Tensor, table: RopeTable) -> Tensor:
-        return apply_rope(x.transpose(1, 2), table, "split").transpose(1, 2)
+    def split(x: Tensor, table: Tensor) -> Tensor:
+        angles = RopeTable(table.real.transpose(0, 1), table.imag.transpose(0, 1))
+        return apply_rope(x.transpose(1, 2), angles, "split").transpose(1, 2)
 
     for module in (gdn, softmax, rays):
         monkeypatch.setattr(module, "rotate", split)

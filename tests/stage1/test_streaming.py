@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sanawm.stage1.branches import ChunkContext
-from sanawm.stage1.model import Stage1Model, Stage1Output, Text
+from sanawm.stage1.model import PassVectors, Stage1Model, Stage1Output, Text
 from sanawm.stage1.state import Stage1State
 
 from . import cases
@@ -37,8 +37,9 @@ def record_calls(model: Stage1Model) -> list[Call]:
         *,
         state: Stage1State | None = None,
         write: bool = False,
+        vectors: PassVectors | None = None,
     ) -> Stage1Output:
-        out = forward(x, timestep, text, context, state=state, write=write)
+        out = forward(x, timestep, text, context, state=state, write=write, vectors=vectors)
         calls.append(Call(x, timestep, out.velocity))
         return out
 

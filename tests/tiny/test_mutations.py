@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
 from configs.tiny.make.judge import BLOCKS, ModelSet, RefinerCase, latent_error, refiner_case
@@ -59,11 +58,13 @@ def rotate_history_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     write = RefinerCache._write
 
     def twice(
-        self: RefinerCache, run: Any, layer: int, k: Tensor, v: Tensor, rope: RopeTable, kind: Any
+        self: RefinerCache, run: Any, layer: int, k: Tensor, v: Tensor, rope: RopeTable, *more: Any
     ) -> tuple[Tensor, Tensor]:
+        keys, values = write(self, run, layer, k, v, rope, *more)
         if run.capture == "post_rope":
-            k = rotate_into(torch.empty_like(k), k, rope, kind)
-        return write(self, run, layer, k, v, rope, kind)
+            own = keys[:, :, -v.shape[2] :]
+            rotate_into(own, own.clone(), rope, self.rope_kind)
+        return keys, values
 
     monkeypatch.setattr(RefinerCache, "_write", twice)
 
