@@ -25,7 +25,7 @@ STEPS = (
 )  # fmt: skip
 ALONE = ("made", "export")
 #: Training clips that stage 1 makes again for the refiner.
-MADE = 96
+MADE = 144
 PRESET = Path(__file__).parent.parent
 
 

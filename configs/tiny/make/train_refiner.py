@@ -190,11 +190,12 @@ def turn(x: Tensor, table: RopeTable) -> Tensor:
 
 
 class Clips(NamedTuple):
-    """Whole clips, their degraded latents `(B, C, 25, H, W)` and captions `(B, L, E)`."""
+    """Whole clips, their worse latents `(B, C, 25, H, W)` and captions `(B, L, E)`."""
 
     truth: Tensor
     given: Tensor
     text: Tensor
+    made: bool = False  # by stage 1, not degraded
 
 
 class TrainingData:
@@ -215,7 +216,7 @@ class TrainingData:
             chosen = rng.integers(len(self.made), size=BATCH // self.rank.count)
             numbers = torch.from_numpy(chosen)
             given = self.made[numbers].float()
-            return Clips(self.latents[numbers].float(), given, self.texts[numbers])
+            return Clips(self.latents[numbers].float(), given, self.texts[numbers], made=True)
         numbers = torch.from_numpy(rng.integers(len(self.latents), size=BATCH // self.rank.count))
         clips = self.latents[numbers].float()
         return Clips(clips, degrade(clips, generator), self.texts[numbers])

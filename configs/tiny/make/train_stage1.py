@@ -248,18 +248,21 @@ def roll_out(model: Stage1Model, batch: Batch, *, seed: int, taught: bool = Fals
 def make_clips(work: Path, *, count: int, rank: Rank) -> None:
     """Write `made.pt`: stage 1's latents of the first training clips, for the refiner to learn on.
 
-    Every chunk follows the truth, so that the truth is what the refiner should make of it.
+    In the first third of them every chunk follows the truth, so that the truth is what the refiner
+    should make of it; the others run freely, as they will.
     """
-    if (work / "made.pt").is_file() or rank.number > 0:
+    path = work / "made.pt"
+    parts: list[Tensor] = list(torch.load(path)["made"].split(8)) if path.is_file() else []
+    if rank.number > 0 or 8 * len(parts) >= count:
         return
     model, data = load_stage1(work), load_sequences(work, "long")
-    parts = []
-    for at in range(0, count, 8):
+    for at in range(8 * len(parts), count, 8):
+        clips = data.part(torch.arange(at, at + 8))
         with torch.autocast("cpu", torch.bfloat16):
-            made = roll_out(model, data.part(torch.arange(at, at + 8)), seed=at, taught=True)
+            made = roll_out(model, clips, seed=at, taught=at < count // 3)
         parts.append(made.half())
+        save_atomically({"made": torch.cat(parts)}, path)
         rank.log(at, every=8)
-    save_atomically({"made": torch.cat(parts)}, work / "made.pt")
 
 
 def train_stage1(work: Path, *, steps: int, rank: Rank) -> None:

@@ -22,6 +22,8 @@ from .scenes import FPS
 from .train_refiner import BLOCKS, SIGMAS, WINDOW, Clips, WindowPass
 from .train_vae import load_vae
 
+EDGE_WEIGHT = 1.0
+
 
 @torch.no_grad()
 def channel_weights(work: Path, latents: Tensor, *, size: float = 0.2) -> Tensor:
@@ -70,9 +72,21 @@ def tuning_loss(model: RefinerModel, clips: Clips, weights: Tensor, *, seed: int
         noisy=x,
         sigmas=sigma.view(B, T),
     )
-    error = sigma * v.float() - (x - z)  # of the clean latents
-    # Errors before the late step are half of it only; both steps count alike.
-    return (error.square() * weights).mean() * 5
+    clean = x - sigma * v.float()
+    loss = ((clean - z).square() * weights).mean() * 5
+    return loss + EDGE_WEIGHT * edge_error(clean, z, weights) if clips.made else loss
+
+
+def edge_error(clean: Tensor, truth: Tensor, weights: Tensor) -> Tensor:
+    """Return how far the mean gradient of each channel is from the truth's.
+
+    Errors that no history can mend, such as those of stage 1, else make soft pictures.
+    """
+    found = [
+        x.diff(dim=-1).abs().mean((2, 3, 4)) + x.diff(dim=-2).abs().mean((2, 3, 4))
+        for x in (clean, truth)
+    ]
+    return ((found[0] - found[1]).abs() * weights.flatten()).mean()
 
 
 @torch.no_grad()
