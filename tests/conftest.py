@@ -35,14 +35,18 @@ def golden() -> Path:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the sums of what tests gave to `record_property`, such as kills and frames kept."""
+    """Print what tests gave to `record_property`: sums of numbers, such as kills, and texts."""
     sums: dict[str, int] = {}
+    texts: list[str] = []
     for reports in terminalreporter.stats.values():
         for report in reports:
             if getattr(report, "when", None) == "call":
                 for name, value in report.user_properties:
-                    sums[name] = sums.get(name, 0) + value
-    if sums:
+                    if isinstance(value, str):
+                        texts.append(f"{name}: {value}")
+                    else:
+                        sums[name] = sums.get(name, 0) + value
+    if sums or texts:
         terminalreporter.section("figures")
-        for name, value in sums.items():
-            terminalreporter.write_line(f"{name}: {value}")
+        for line in (*(f"{name}: {value}" for name, value in sums.items()), *texts):
+            terminalreporter.write_line(line)

@@ -88,7 +88,9 @@ def many(tmp_path_factory: pytest.TempPathFactory, latents: Path) -> Many:
     return Many(write_lines(folder / "jobs.jsonl", lines), list(good), singles)
 
 
-def test_two_hundred_jobs_on_two_processes(many: Many, tmp_path: Path) -> None:
+def test_two_hundred_jobs_on_two_processes(
+    many: Many, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
     folder = tmp_path / "out"
     began = time.monotonic()
     done = batch(many.manifest, folder, "--jobs", 2)
@@ -110,10 +112,10 @@ def test_two_hundred_jobs_on_two_processes(many: Many, tmp_path: Path) -> None:
     rows = rows_of(folder / "report.jsonl")
     assert Counter(r["status"] for r in rows) == {"skipped": LINES - BROKEN, "failed": BROKEN}
     assert {p.name: p.stat().st_mtime_ns for p in folder.glob("*.mp4")} == before
-    print(
-        f"\nlocal, 2 processes: {LINES} lines, {statuses['done']} done of which {shared} shared, "
+    record_property(
+        "local, 2 processes",
+        f"{LINES} lines, {statuses['done']} done of which {shared} shared, "
         f"{BROKEN} bad, in {seconds:.0f} s; the second run took {time.monotonic() - again:.1f} s",
-        file=sys.stderr,
     )
 
 
@@ -209,7 +211,10 @@ def _has_state(pid: int, folder: Path) -> bool:
 
 @pytest.mark.cluster
 def test_two_hundred_jobs_on_a_cluster_that_is_shot_at(
-    many: Many, cluster: Cluster, tmp_path: Path
+    many: Many,
+    cluster: Cluster,
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
 ) -> None:
     folder = tmp_path / "out"
     part = folder / "report.part.jsonl"
@@ -251,11 +256,11 @@ def test_two_hundred_jobs_on_a_cluster_that_is_shot_at(
     made = [*first, *(r for r in rows if r["status"] == "done")]
     resumed = [r["id"] for r in made if r["resumed_after_blocks"]]
     assert resumed
-    print(
-        f"\nray, 2 actors: {LINES} lines; workers killed: {len(killed)}, driver killed after "
+    record_property(
+        "ray, 2 actors",
+        f"{LINES} lines; workers killed: {len(killed)}, driver killed after "
         f"{len(first)} jobs; rerun: {statuses['skipped']} skipped, {statuses['done']} done, "
         f"{statuses['failed']} bad; {len({r['worker'] for r in made if r['worker']})} actor "
         f"processes, {len(resumed)} jobs continued after a block; "
         f"made twice: {len(done_twice)}, torn or lost: 0; {seconds:.0f} s in all",
-        file=sys.stderr,
     )
