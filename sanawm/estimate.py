@@ -33,6 +33,7 @@ WORDS = {
     "encoder_state": "what the encoder carries from chunk to chunk",
     "encoder_work": "the encoder's widest activations",
     "stage1_weights": "stage 1's weights",
+    "stage1_work": "stage 1's activations",
     "base": "what this process holds before",
     "peak": "the most that is held at one time",
 }
@@ -123,7 +124,8 @@ def estimate_memory(plan: Plan, *, device: torch.device, dtype: torch.dtype) -> 
     if "encoder" in plan.source.needs:
         parts |= _stage_bytes("encoder", *_encoder_values(plan), size=size)
     if plan.has_stage1:
-        parts["stage1_weights"] = _stage1_parameters(plan) * size
+        weights, work = _stage1_values(plan)
+        parts |= {"stage1_weights": weights * size, "stage1_work": work * size}
     base = 0 if device.type == "cuda" else resident_bytes()
     turns = device.type == "cuda" and plan.settings.settings.runtime.offload == "all"
     return MemoryEstimate(parts, base, device, dtype, turns)
@@ -195,10 +197,17 @@ def _encoder_values(plan: Plan) -> tuple[int, int, int]:
     return weights, state, 4 * widest
 
 
-def _stage1_parameters(plan: Plan) -> int:
+def _stage1_values(plan: Plan) -> tuple[int, int]:
+    """Return values in stage 1's weights, and those alive in the widest moment of a chunk.
+
+    That is the feed-forward, beside float32 copies and the Plücker residuals of all blocks.
+    """
     from .components import stage1_config
     from .stage1.model import Stage1Model
 
     config = stage1_config(plan.settings, download=False, notes=Notes())
     with torch.device("meta"):
-        return sum(p.numel() for p in Stage1Model(config).parameters())
+        weights = sum(p.numel() for p in Stage1Model(config).parameters())
+    tokens = (config.chunk_size or plan.shape.frames) * plan.shape.tokens_per_frame
+    residuals = config.plucker_blocks if config.streaming else 0
+    return weights, tokens * config.width * (residuals + 2 * 2 * config.mlp_ratio + 10)
