@@ -276,15 +276,16 @@ def train_refiner(work: Path, *, steps: int, rank: Rank) -> None:
 
 def tune_refiner(work: Path, *, steps: int, rank: Rank) -> None:
     """Train on for `steps` steps on whole roll-outs of its own, errors weighed as they are seen."""
-    from .tune import channel_weights, tuning_loss
+    from .tune import channel_weights, show, tuning_loss
 
     data = TrainingData(work, rank=rank)
-    model, weights = new_refiner(), channel_weights(work, data.latents)
+    model, pixels = new_refiner(), show(work)
+    weights = channel_weights(pixels, data.latents)
     _average_of(model, work / "refiner.pt").copy_to(model)
 
     def loss_of(model: RefinerModel, step: int) -> Tensor:
         batch = data.clips_at(step + 100_000)
-        return tuning_loss(model, batch, weights, seed=11_000 * step + rank.number)
+        return tuning_loss(model, batch, weights, pixels, seed=11_000 * step + rank.number)
 
     schedule = Schedule(steps, MUON_RATE / 2, decay_from=0.3, keep=0.98)
     _train(model, work / "tuned.pt", loss_of, schedule, rank=rank)

@@ -1,12 +1,14 @@
-"""The refiner's last lessons: its own roll-outs over whole clips, errors weighed as they are seen.
+"""The refiner's last lessons: its own roll-outs over whole clips, errors as they are seen.
 
 A roll-out goes through the real stream and its cache. Then a window of five blocks is trained on
-the history that came out, at both sigmas of the schedule. Latent channels count by how much the
-decoder shows of them.
+the history that came out, at both sigmas of the schedule. What counts is above all the picture: the
+decoder, frozen, shows the window and what it should be. Latent channels count by how much it shows
+of them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -22,20 +24,24 @@ from .scenes import FPS
 from .train_refiner import BLOCKS, SIGMAS, WINDOW, Clips, WindowPass
 from .train_vae import load_vae
 
-EDGE_WEIGHT = 1.0
+#: Of the squared error of latents, of pixels, and of the pictures' sharpness.
+LATENT_WEIGHT, PIXEL_WEIGHT, EDGE_WEIGHT = 2.0, 60.0, 0.3
+Show = Callable[[Tensor], Tensor]
+
+
+def show(work: Path) -> Show:
+    """Return the frozen decoder: latents `(B, C, T, H, W)` to pixels, with gradients."""
+    vae, stats = load_vae(work), statistics(work)
+    vae.requires_grad_(False)
+    std, mean = (x.view(1, -1, 1, 1, 1) for x in (stats.std, stats.mean))
+    return lambda z: vae.pixels(z * std + mean)
 
 
 @torch.no_grad()
-def channel_weights(work: Path, latents: Tensor, *, size: float = 0.2) -> Tensor:
+def channel_weights(pixels: Show, latents: Tensor, *, size: float = 0.2) -> Tensor:
     """Return how much an error in each channel shows in the pixels, `(1, C, 1, 1, 1)`, mean 1."""
-    vae, stats = load_vae(work), statistics(work)
-    view = (1, -1, 1, 1, 1)
     z = latents[:40:10, :, :7].float()
     generator = torch.Generator().manual_seed(0)
-
-    def pixels(z: Tensor) -> Tensor:
-        return vae.pixels(z * stats.std.view(view) + stats.mean.view(view))
-
     clean, shown = pixels(z), []
     for channel in range(z.shape[1]):
         worse = z.clone()
@@ -43,10 +49,12 @@ def channel_weights(work: Path, latents: Tensor, *, size: float = 0.2) -> Tensor
         shown.append((pixels(worse) - clean).square().mean())
     weights = torch.stack(shown)
     weights = (weights / weights.mean()).clamp(0.15, 4)
-    return (weights / weights.mean()).view(view)
+    return (weights / weights.mean()).view(1, -1, 1, 1, 1)
 
 
-def tuning_loss(model: RefinerModel, clips: Clips, weights: Tensor, *, seed: int) -> Tensor:
+def tuning_loss(
+    model: RefinerModel, clips: Clips, weights: Tensor, pixels: Show, *, seed: int
+) -> Tensor:
     """Return the loss of a window of five blocks on the history of the model's own roll-out."""
     g = torch.Generator().manual_seed(seed)
     text = model.prepare_text(clips.text)
@@ -73,20 +81,24 @@ def tuning_loss(model: RefinerModel, clips: Clips, weights: Tensor, *, seed: int
         sigmas=sigma.view(B, T),
     )
     clean = x - sigma * v.float()
-    loss = ((clean - z).square() * weights).mean() * 5
-    return loss + EDGE_WEIGHT * edge_error(clean, z, weights) if clips.made else loss
+    loss = LATENT_WEIGHT * ((clean - z).square() * weights).mean()
+    with torch.no_grad():
+        best = pixels(z)
+    seen = pixels(clean)
+    loss = loss + PIXEL_WEIGHT * (seen - best).square().mean()
+    return loss + EDGE_WEIGHT * edge_error(seen, best) if clips.made else loss
 
 
-def edge_error(clean: Tensor, truth: Tensor, weights: Tensor) -> Tensor:
-    """Return how far the mean gradient of each channel is from the truth's.
+def edge_error(pixels: Tensor, truth: Tensor) -> Tensor:
+    """Return how far the mean gradient of each clip is from the truth's, as a share of it.
 
-    Errors that no history can mend, such as those of stage 1, else make soft pictures.
+    Errors that nothing can mend, such as those of stage 1, else make soft pictures.
     """
-    found = [
-        x.diff(dim=-1).abs().mean((2, 3, 4)) + x.diff(dim=-2).abs().mean((2, 3, 4))
-        for x in (clean, truth)
-    ]
-    return ((found[0] - found[1]).abs() * weights.flatten()).mean()
+    found, wanted = (
+        (x.diff(dim=-1).abs().mean((1, 2, 3, 4)) + x.diff(dim=-2).abs().mean((1, 2, 3, 4)))
+        for x in (pixels, truth)
+    )
+    return (found / wanted - 1).abs().mean()
 
 
 @torch.no_grad()
