@@ -37,6 +37,8 @@ from .judge_stage1 import (
 )
 
 CLIPS = 8
+#: Of the refiner: what a history costs differs much from clip to clip.
+REFINER_CLIPS = 16
 
 
 def write_figures(folder: Path) -> None:
@@ -69,12 +71,12 @@ def refiner_figures(folder: Path) -> list[str]:
         f"VAE, 16 clips of 25 frames: **{sum(by_clip) / len(by_clip):.2f} dB** "
         f"({min(by_clip):.1f} to {max(by_clip):.1f})",
         "",
-        f"Refiner, {CLIPS} clips of {BLOCKS} blocks, sigmas {sigmas}, window {tuple(window)}:",
+        f"Refiner, {REFINER_CLIPS} clips of {BLOCKS} blocks, sigmas {sigmas}, window {tuple(window)}:",
         "",
         "| block | latent error in | out | ratio | PSNR in | out | VAE | gap closed |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    case = refiner_case(models, range(CLIPS))
+    case = refiner_case(models, range(REFINER_CLIPS))
     out = refine(models, case, window=window, sigmas=sigmas)
     taught = refine(models, case, window=window, sigmas=sigmas, true_history=True)
     given_p, out_p, truth_p, taught_p = (

@@ -19,7 +19,7 @@ from .ranks import Rank, start_processes, this_rank
 
 CLIPS = 900
 #: Training steps of each model.
-LENGTHS = {"vae": 1200, "decoder": 500, "refiner": 800, "tune": 240, "stage1": 900}
+LENGTHS = {"vae": 1200, "decoder": 1300, "refiner": 800, "tune": 800, "stage1": 900}
 STEPS = (
     "data", "vae", "latents", "decoder", "refiner", "stage1", "made", "tune", "export", "figures",
 )  # fmt: skip
