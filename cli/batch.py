@@ -10,6 +10,7 @@ import typer
 
 from sanawm.batch.asked import Asked
 from sanawm.batch.manifest import open_manifest
+from sanawm.batch.progress import counted
 from sanawm.batch.request import BatchRequest
 from sanawm.batch.shard import WHOLE, Shard
 from sanawm.config import DEFAULT_PRESET
@@ -22,6 +23,9 @@ from .session import cache_folder, stop_on_signals
 if TYPE_CHECKING:
     from sanawm.batch.run import Summary
 
+#: How a batch that was stopped is continued.
+AGAIN = "run the same command again to go on: done jobs are skipped"
+
 
 def run(values: dict[str, Any], console: Console) -> None:
     """Check the manifest, run its jobs, and print where the report is."""
@@ -32,7 +36,8 @@ def run(values: dict[str, Any], console: Console) -> None:
 
     from .batch_view import BatchView
 
-    with stop_on_signals(console) as stop:
+    kept = "the jobs that were done are kept"
+    with stop_on_signals(console, kept=kept, fix=AGAIN) as stop:
         batch = Batch(request, notes=console.notes, listener=console, stop=stop)
         with BatchView(batch.progress, console):
             summary = batch.run()
@@ -96,7 +101,7 @@ def _say_end(summary: Summary, console: Console) -> None:
     if not dry:
         console(Event("run_done", data={"summary": _line(summary), "status": status, **counts}))
     if summary.stopped:
-        console.notes.info("run the same command again to go on: done jobs are skipped")
+        console.notes.info(AGAIN)
     console.close()
     data = {
         "schema": 1,
@@ -106,7 +111,7 @@ def _say_end(summary: Summary, console: Console) -> None:
         **counts,
         "seconds": round(summary.seconds, 3),
     }
-    text = f"{summary.total} jobs, {summary.bad} bad" if dry else str(summary.report)
+    text = f"{counted(summary.total, 'job')}, {summary.bad} bad" if dry else str(summary.report)
     console.result(text, data)
 
 
@@ -122,7 +127,7 @@ def _line(summary: Summary) -> str:
         parts[0] += f" ({summary.shared} shared another's result)"
     parts += [f"{summary.skipped} skipped", f"{summary.failed} failed"]
     if summary.bad:
-        parts[2] += f" ({summary.bad} bad lines)"
+        parts[2] += f" ({counted(summary.bad, 'bad line')})"
     if summary.not_run:
         parts.append(f"{summary.not_run} not run")
     return f"batch: {', '.join(parts)} in {summary.seconds:.1f} s"

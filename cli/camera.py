@@ -86,6 +86,8 @@ def _seen(
     from sanawm.io.files import atomic_write, check_output
 
     settings = path_settings(values, flags)
+    if values.get("plot") == "":
+        raise UsageError("--plot is empty, expected .png", fix="name a file, say path.png")
     plot = Path(values["plot"]) if values.get("plot") is not None else None
     if plot is not None:
         overwrite = settings.settings.output.overwrite
@@ -107,7 +109,7 @@ def _write(values: dict[str, Any], flags: Iterable[Flag], console: Console) -> N
         raise UsageError("no output was named", fix="add -o OUT, say -o poses.npy")
     target, to = Path(output.output), values.get("to")
     kind = to or _kind_of_name(target)
-    _check_target(target, kind, settings)
+    _check_target(target, kind, settings, to=to)
     trajectory, fps = read_path(settings, console.notes), frame_rate(settings)
     _refuse_bare_angle(trajectory, kind)
     written = save_trajectory(
@@ -132,7 +134,7 @@ def _kind_of_name(target: Path) -> str | None:
     return {".npy": "npy", ".json": "nerfstudio"}.get(target.suffix.lower())
 
 
-def _check_target(target: Path, kind: str | None, settings: Resolved) -> None:
+def _check_target(target: Path, kind: str | None, settings: Resolved, *, to: str | None) -> None:
     """Raise `OutputError` when the file, or a file of the COLMAP folder, cannot be written."""
     from sanawm.io.files import check_output
 
@@ -143,10 +145,23 @@ def _check_target(target: Path, kind: str | None, settings: Resolved) -> None:
             raise OutputError(
                 f"output {folder} is a file, a COLMAP model is a folder", fix="name another folder"
             )
+        if not to and target.name != "images.txt" and _is_of_others(folder):
+            raise OutputError(
+                f"output {folder} is a folder, expected the name of a file",
+                fix=f"name a file in it, say -o {folder / 'poses.npy'}; for a COLMAP model in this "
+                "folder add --to colmap",
+            )
         files = [folder / name for name in COLMAP_FILES] if folder.is_dir() else [folder]
     for file in files:
         overwrite = settings.settings.output.overwrite
         check_output(file, overwrite=overwrite, inputs=_inputs(settings))
+
+
+def _is_of_others(folder: Path) -> bool:
+    """Tell whether a folder is there with other things in it than a COLMAP model."""
+    if not folder.is_dir() or any((folder / name).exists() for name in COLMAP_FILES):
+        return False
+    return folder.name in ("", "..") or any(folder.iterdir())
 
 
 def _inputs(settings: Resolved) -> list[Path]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sanawm.config import Resolved, resolve
 from sanawm.errors import InputError, MissingFile, UsageError
 from sanawm.notes import Notes
+from sanawm.shapes import MAX_FRAMES
 
 from .camera_params import ACTION_FLAGS, FILE_FLAGS
 from .params import Flag, given
@@ -16,8 +17,6 @@ from .params import Flag, given
 if TYPE_CHECKING:
     from sanawm.camera import ImageSize, Trajectory
 
-#: Most poses a path is cut or stretched to: 17 hours at 16 frames a second.
-MAX_FRAMES = 1_000_000
 FILE = "FILE"
 
 
@@ -75,9 +74,9 @@ def asked_frames(settings: Resolved) -> int | None:
 
 def frame_rate(settings: Resolved) -> float:
     """Return `--fps` as a number."""
-    from sanawm.io.rates import parse_fps
+    from sanawm.frame_rates import rate_of
 
-    return float(parse_fps(settings.settings.video.fps))
+    return float(rate_of(settings))
 
 
 def picture_size(settings: Resolved) -> ImageSize | None:

@@ -16,6 +16,8 @@ from .console import Console
 if TYPE_CHECKING:
     from sanawm.comparison import BlockRow, Comparison
 
+#: A limit of each kind that people use: dB, SSIM, levels of 255.
+EXAMPLES = {"psnr_min": 30, "ssim_min": 0.9, "atol": 1}
 THRESHOLDS = ("psnr_min", "ssim_min", "atol")
 
 
@@ -27,7 +29,8 @@ def run(values: dict[str, Any], console: Console) -> None:
     for name in THRESHOLDS:
         if values.get(name) is not None and math.isnan(values[name]):
             flag = name.replace("_", "-")
-            raise UsageError(f"--{flag} nan: expected a number", fix=f"use --{flag} 0.9, say")
+            example = EXAMPLES[name]
+            raise UsageError(f"--{flag} nan: expected a number", fix=f"use --{flag} {example}, say")
     for name in ("a", "b"):
         check_path(values[name], where="compare")
     a, b = Path(values["a"]), Path(values["b"])
@@ -131,9 +134,30 @@ def _clip_lines(found: Comparison) -> list[str]:
         jump = "jump" if len(seams) > 1 else "jumps"
         note = f": {' and '.join(seams)} {jump} at block borders" if seams else ""
         lines.append(f"boundary flicker (change at borders / inside blocks) {flicker}{note}")
+        if seams:
+            lines.append(f"  {_about_seams(found, seams)}")
     if found.blocks:
         lines.append("block      frames   largest      mean      PSNR      SSIM   jump A   jump B")
     return lines
+
+
+def _about_seams(found: Comparison, seams: list[str]) -> str:
+    """Return what jumps at block borders mean."""
+    from sanawm.comparison.compare import MORE_FACTOR
+
+    assert found.flicker_a is not None
+    assert found.flicker_b is not None
+    less, more = sorted((found.flicker_a.ratio, found.flicker_b.ratio))
+    if len(seams) > 1 and more <= MORE_FACTOR * less:
+        return (
+            "no failure (1 is even): A and B have it alike, from what made both: the model's "
+            "blocks, or a camera that turns there"
+        )
+    worse = "A" if found.flicker_a.ratio == more else "B"
+    return (
+        f"no failure by itself (1 is even), but {worse} has more of it: look where its blocks "
+        f"begin (column jump {worse})"
+    )
 
 
 def _verdict(found: Comparison) -> str:

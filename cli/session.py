@@ -12,6 +12,7 @@ from typing import Any
 
 from sanawm.config import DEFAULT_PRESET, Resolved, resolve
 from sanawm.events import Event
+from sanawm.stopping import as_interrupted
 
 from .console import Console
 from .params import Flag, given
@@ -60,12 +61,18 @@ class Stop:
 
 
 @contextmanager
-def stop_on_signals(console: Console) -> Iterator[Stop]:
-    """Turn SIGINT and SIGTERM into a `Stop` while the block runs."""
+def stop_on_signals(console: Console, *, kept: str = "", fix: str | None = None) -> Iterator[Stop]:
+    """Turn SIGINT and SIGTERM into a `Stop` while the block runs.
+
+    The second one ends it at once: raises `Interrupted`, saying what is kept and how to
+    go on, in the words of the run or else in `kept` and `fix`.
+    """
     stop = Stop(console)
     previous = {n: signal.signal(n, stop.on_signal) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield stop
+    except KeyboardInterrupt as e:
+        raise as_interrupted(e, code=console.stop_code or 130, kept=kept, fix=fix) from None
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

@@ -20,11 +20,15 @@ def usage_error(error: Any) -> UsageError | None:
 
 def _wrong_value(parameter: Any, fault: Any, path: str) -> UsageError:
     """Return the error for a value that is not of its option's type."""
-    from sanawm.expected import shown, wrong_value
+    from sanawm.expected import expected, shown, wrong_value
     from sanawm.origins import Origin
 
     name = max([*parameter.opts, *parameter.secondary_opts], key=len)
     origin, key = Origin("flag", name), _keys().get(name)
+    if key is not None and _is_of_presets(key):  # which one is used is not known yet
+        message = wrong_value(key, fault["input"], origin).message
+        fix = f"use {name} with {expected(key)}, or leave it out"
+        return UsageError(message, fix=fix)
     if key is not None:
         return wrong_value(key, fault["input"], origin)
     kind, rule = str(fault["type"]), fault.get("ctx", {})
@@ -33,6 +37,16 @@ def _wrong_value(parameter: Any, fault: Any, path: str) -> UsageError:
         wanted = f"{rule['ge']} or more"
     value = shown(fault["input"], origin)
     return UsageError(f"{name} {value}: expected {wanted}", fix=f"see `{path} --help`")
+
+
+def _is_of_presets(key: str) -> bool:
+    """Tell whether a preset sets this key, so that the built-in default is not what a run uses."""
+    from sanawm.config import config_path, preset_names, read_toml
+
+    section, _, name = key.partition(".")
+    return any(
+        name in read_toml(config_path(preset)[0]).get(section, {}) for preset in preset_names()
+    )
 
 
 def _keys() -> dict[str, str]:

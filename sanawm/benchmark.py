@@ -26,7 +26,7 @@ from torch import Tensor
 
 from .camera.geometry import Float32
 from .chunks import RefinedChunk
-from .io.rates import parse_fps
+from .frame_rates import rate_of
 from .io.video import VideoSettings, VideoWriter
 from .limit import RecordCalls, limit_seconds, now
 from .measure import peak_device_bytes, peak_resident_bytes
@@ -91,7 +91,7 @@ def plan_bench(pipe: Pipeline, *, blocks: int) -> BenchPlan:
     shape = LatentShape(
         1, channels, frames, video.height // ratios.space, video.width // ratios.space
     )
-    return BenchPlan(shape, parse_fps(video.fps), window.block * ratios.time, warm, blocks)
+    return BenchPlan(shape, rate_of(pipe.settings), window.block * ratios.time, warm, blocks)
 
 
 @torch.no_grad()

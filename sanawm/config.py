@@ -18,7 +18,8 @@ from .errors import InputError, MissingFile, SanawmError, UsageError
 from .expected import shown, wrong_value
 from .origins import RANKS, Origin
 from .paths import check_path, home_expanded
-from .settings import EXCLUSIVE, Settings, all_keys, is_path, is_switch, path_keys
+from .settings import EXCLUSIVE, Settings, all_keys, is_path, is_switch, may_be_none, path_keys
+from .shapes import MAX_FRAMES
 
 DEFAULT_PRESET = "tiny"
 
@@ -65,7 +66,8 @@ class Resolved:
         merged = {k: self.get(k) for k in self.origins}
         merged.update(weaker)
         origins = dict(self.origins) | {k: Origin("input", where) for k in weaker}
-        return Resolved(_validated(merged, origins), origins, self.declared)
+        valid = _validated(merged, origins, self.declared)
+        return Resolved(valid, origins, self.declared)
 
     def table(self) -> dict[str, dict[str, object]]:
         """Return `{key: {value, origin}}` for reports and `--dry-run`."""
@@ -207,7 +209,7 @@ def _parse_set(text: str) -> Layer:
     try:
         value = tomllib.loads(f"value = {raw}")["value"]
     except tomllib.TOMLDecodeError:
-        value = raw  # a bare word: text
+        value = None if raw.strip() == "none" and may_be_none(key) else raw  # a bare word: text
     return Layer(origin, {key: value})
 
 
@@ -229,7 +231,13 @@ def _merge(layers: Iterable[Layer]) -> Resolved:
             values[key], origins[key] = value, layer.origin
             if layer.origin.kind == "preset":
                 declared[key] = value
-    return Resolved(_validated(values, origins), origins, declared)
+    resolved = Resolved(_validated(values, origins, declared), origins, declared)
+    if resolved.settings.video.num_frames > MAX_FRAMES:
+        raise UsageError(
+            f"{resolved.named('video.num_frames')} cannot be used: expected at most {MAX_FRAMES}",
+            fix="a streamed clip has 24*k + 1 frames: 25, 49, ... 241",
+        )
+    return resolved
 
 
 def _choose(
@@ -256,7 +264,10 @@ def _choose(
     chosen[group] = rank
 
 
-def _validated(values: Mapping[str, Any], origins: Mapping[str, Origin]) -> Settings:
+def _validated(
+    values: Mapping[str, Any], origins: Mapping[str, Origin], declared: Mapping[str, Any]
+) -> Settings:
+    """Return settings; errors name a value that works, that of the presets if they have one."""
     from pydantic import ValidationError
 
     nested: dict[str, dict[str, Any]] = {}
@@ -266,14 +277,15 @@ def _validated(values: Mapping[str, Any], origins: Mapping[str, Origin]) -> Sett
         if isinstance(value, str) and key in path_keys() and "://" not in value:
             check_path(value, where=str(origins[key]), pipe=key == "input.prompt_file")
         if isinstance(value, bool) and not is_switch(key):
-            raise wrong_value(key, value, origins[key])
+            raise wrong_value(key, value, origins[key], declared=declared.get(key))
     try:
         return Settings.model_validate(nested)
     except ValidationError as e:
         first = e.errors()[0]
         key = ".".join(str(p) for p in first["loc"][:2])
         cause = first.get("ctx", {}).get("error")
-        raise wrong_value(key, values.get(key), origins[key], cause) from None
+        found, usual = values.get(key), declared.get(key)
+        raise wrong_value(key, found, origins[key], cause, declared=usual) from None
 
 
 def _unknown(key: str, known: Iterable[str], origin: Origin) -> UsageError:

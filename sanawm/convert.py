@@ -15,6 +15,7 @@ from .components import find_component, use_threads, vae_config
 from .config import Resolved
 from .errors import InputError, UsageError
 from .events import Event, Listener, ignore
+from .frame_rates import rate_of
 from .io.files import check_output
 from .io.frames_dir import FramesDir
 from .io.image import PICTURE_ENDINGS, apply_fit, check_size, fit_image, read_image
@@ -137,7 +138,7 @@ def _with_rate(settings: Resolved, file: LatentsSource, notes: Notes) -> Resolve
         rate = parse_fps(brought)
     except UsageError as e:
         raise InputError(f"{file.path}: in its metadata, {e.message}", fix="use --fps") from None
-    was, origin = parse_fps(settings.settings.video.fps), settings.origin("video.fps")
+    was, origin = rate_of(settings), settings.origin("video.fps")
     if rate != was:
         notes.change(
             f"{file.path}: {float(rate):g} frames per second, from the latents file "
@@ -162,7 +163,7 @@ def _video_settings(
     return VideoSettings(
         width=shape.width * ratios.space,
         height=shape.height * ratios.space,
-        fps=parse_fps(video.fps),
+        fps=rate_of(settings),
         crf=video.crf,
         encoder=video.encoder,
         encoder_preset=video.encoder_preset,
@@ -194,7 +195,7 @@ def _picture(path: Path, settings: Resolved, ratios: VAERatios, notes: Notes) ->
     check_size(video.height, video.width, ratios.space)
     pixels = read_image(path, notes=notes)
     fitted = fit_image(pixels, width=video.width, height=video.height, notes=notes, name=str(path))
-    return _Clip(iter([fitted[None]]), 1, video.height, video.width, parse_fps(video.fps))
+    return _Clip(iter([fitted[None]]), 1, video.height, video.width, rate_of(settings))
 
 
 def _video(path: Path, settings: Resolved, ratios: VAERatios, notes: Notes) -> _Clip:

@@ -80,14 +80,20 @@ class MemoryEstimate:
         if not there or self.peak <= there:
             return
         card = self.device.type == "cuda"
-        ways = "a smaller size or --refiner-kv-max-frames" + (", --offload all" if card else "")
-        if self.dtype.itemsize > 2:
-            ways = f"--precision bf16, {ways}"
         notes.warn(
             f"about {self.peak / 1e9:.1f} GB of memory are needed ({self.where}), "
             f"{'the card' if card else 'this machine'} has {there / 1e9:.1f} GB; "
-            f"{ways} needs less"
+            f"{self.ways_to_less}"
         )
+
+    @property
+    def ways_to_less(self) -> str:
+        """What to change for a run that takes less."""
+        card = self.device.type == "cuda"
+        ways = "a smaller size or --refiner-kv-max-frames" + (", --offload all" if card else "")
+        if self.dtype.itemsize > 2:
+            ways = f"--precision bf16, {ways}"
+        return f"{ways} needs less"
 
     def rows(self) -> dict[str, int]:
         """Return the parts and the peak for a report."""

@@ -48,19 +48,24 @@ def expected(key: str) -> str:
     return f"a number{_range(rules)}" if kind is float else "text"
 
 
-def wrong_value(key: str, value: object, origin: Origin, cause: object = None) -> UsageError:
+def wrong_value(
+    key: str, value: object, origin: Origin, cause: object = None, *, declared: object = None
+) -> UsageError:
     """Return the error for `value`, set at `origin`, which `key` does not take.
 
-    `cause` is the error of a check of our own, whose words are kept.
+    `cause` is the error of a check of our own, whose words are kept; `declared` the value that the
+    run's presets give.
     """
     if isinstance(cause, UsageError):
         return UsageError(f"{origin}: {cause.message}", fix=cause.fix)
     found = origin.setting(key, shown(value, origin))
-    return UsageError(f"{found}: expected {expected(key)}", fix=working(key, origin))
+    return UsageError(f"{found}: expected {expected(key)}", fix=working(key, origin, declared))
 
 
-def working(key: str, origin: Origin) -> str:
-    """Return a value that works, as it would be set at `origin`."""
+def working(key: str, origin: Origin, declared: object = None) -> str:
+    """Return a value that works, as it would be set at `origin`; that of the presets first."""
+    if declared is not None and origin.kind != "preset" and not isinstance(declared, bool):
+        return f"use {origin.typed(key, shown(declared, origin))}, the preset's"
     default = all_keys()[key].default
     if default is None or default == "":
         example = _EXAMPLES.get(key)

@@ -76,8 +76,11 @@ def open_image(
 
     video, stage1 = settings.settings.video, settings.settings.stage1
     if trajectory is None:
+        found = "--image needs a camera path: stage 1 is steered by it"
+        if settings.origin("input.image").kind != "flag":
+            found = found.replace("--image", settings.named("input.image"))
         raise UsageError(
-            "--image needs a camera path: stage 1 is steered by it",
+            found,
             fix='add --camera FILE or --action "w-24,dw-24"',
         )
     check_size(video.height, video.width, ratios.space)
@@ -152,6 +155,7 @@ def _intrinsics(
 ) -> np.ndarray:
     """Return `(frames, 4)` intrinsics in pixels of the clip's picture."""
     given, video = settings.settings.input, settings.settings.video
+    _note_lens_of_preset(settings, notes)
     supplied = read_intrinsics(given.intrinsics, notes=notes) if given.intrinsics else None
     return resolve_intrinsics(
         clip,
@@ -165,3 +169,16 @@ def _intrinsics(
         allow_extreme_fov=settings.settings.camera.allow_extreme_fov,
         notes=notes,
     )
+
+
+def _note_lens_of_preset(settings: Resolved, notes: Notes) -> None:
+    """Note that the lens of a preset, which fits its own picture, is used for the user's."""
+    if not settings.origin("input.image").by_user:
+        return
+    for key in ("input.intrinsics", "input.fov_x"):
+        if settings.get(key) is not None and not settings.origin(key).by_user:
+            notes.info(
+                f"{settings.named(key)} fits the preset's own picture, and is used for "
+                f"{settings.get('input.image')}; --fov-x or --intrinsics says what fits yours, "
+                f"--set {key}=none leaves it open"
+            )

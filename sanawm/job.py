@@ -42,7 +42,7 @@ from .resume import open_states, recipe_of, recipe_sha256
 from .schedule import Offloaded, Residency, Stage, join_stages
 from .space import check_space
 from .states import NO_STATES, RunStates, StageStates
-from .stopping import Interrupted, how_to_go_on, interrupted
+from .stopping import how_to_go_on, interrupted, was_stopped
 from .takeover import Kept
 from .writers import OutputWriters
 
@@ -379,7 +379,8 @@ class RefineJob:
         """Write a report of a run that did not finish; never hide the error itself."""
         path = self.plan.outputs.report
         self.record.error = {"type": type(error).__name__, "message": str(error)}
-        stopped = isinstance(error, Interrupted | KeyboardInterrupt)
+        blocks, state = (len(self.record.blocks), len(self.plan.blocks)), self.states.path
+        stopped = was_stopped(error, *blocks, command=self.command, state=state)
         if path is None or not self.record.blocks:
             return
         try:

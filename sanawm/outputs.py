@@ -9,7 +9,8 @@ from pathlib import Path
 
 from .config import Resolved
 from .errors import OutputError, SanawmError, UsageError
-from .io.files import check_output, check_stem, part_path, refuse_inputs
+from .io.begun import check_part
+from .io.files import check_named, check_output, check_stem, part_path, refuse_inputs
 from .io.run_state import looks_like_state, read_recipe
 
 #: Settings keys of single-file outputs beside the video, with their accepted endings.
@@ -81,6 +82,9 @@ def plan_outputs(settings: Resolved, *, inputs: Iterable[Path]) -> Outputs:
         )
     if sides["save_stage1"] is not None and not settings.settings.input.image:
         raise UsageError("--save-stage1: stage 1 does not run without --image", fix="leave it out")
+    for path in (video, sides["save_latents"]):
+        if path is not None:
+            check_named(path)
     if sides["report"] is None:
         sides["report"] = (video or sides["save_latents"] or Path()).with_suffix(".json")
     frames_dir = Path(out.frames_dir) if out.frames_dir else None
@@ -101,7 +105,8 @@ def plan_outputs(settings: Resolved, *, inputs: Iterable[Path]) -> Outputs:
     if out.resume:
         # A run that was killed before its first state has left its part file all the same.
         begun = part_path(outputs.main).exists() or state_file(outputs, out.state) is not None
-        outputs = replace(outputs, continued=begun)
+        # With a finished one `resume.saved_run` says that there is nothing to continue.
+        outputs = replace(outputs, continued=begun or is_finished(outputs, out.state))
     given = [file for path in inputs for file in files_of(path)]
     _check(outputs, sides, given)
     _check_state(outputs, default_state(outputs, out.state), given)
@@ -128,6 +133,16 @@ def state_file(outputs: Outputs, chosen: str | None) -> Path | None:
     """
     path = default_state(outputs, chosen)
     return path if path is not None and path.exists() else None
+
+
+def is_finished(outputs: Outputs, chosen: str | None) -> bool:
+    """Tell whether the main output is there and nothing of an unfinished run is.
+
+    chosen: the setting `output.state`. With `overwrite` it does not count.
+    """
+    if outputs.overwrite or not outputs.main.exists():
+        return False
+    return not part_path(outputs.main).exists() and state_file(outputs, chosen) is None
 
 
 def default_state(outputs: Outputs, chosen: str | None) -> Path | None:
@@ -168,6 +183,8 @@ def _check(outputs: Outputs, sides: dict[str, Path | None], inputs: list[Path]) 
         overwrite = outputs.overwrite or renamed if own else outputs.replace_sides
         overwrite = overwrite or (name == "report" and _is_of_unfinished_run(path))
         check_output(path, overwrite=overwrite, inputs=inputs, suffixes=endings[name])
+        if own:
+            check_part(path, overwrite=outputs.overwrite)
     if outputs.frames_dir is not None:
         overwrite = outputs.replace_sides
         check_frames_dir(outputs.frames_dir, seen, overwrite=overwrite, inputs=inputs)

@@ -67,3 +67,7 @@ def check_places(settings: Resolved, *, notes: Notes) -> None:
     if named:
         shown = ", ".join(f"{stage} on {device}" for stage, device in named.items())
         notes.info(f"placed: {shown}; the rest on {settings.settings.runtime.device}")
+    used = {settings.settings.runtime.device, *named.values()}
+    on_cpu = used <= {"cpu", "auto"} and ("auto" not in used or not torch.cuda.is_available())
+    if settings.settings.runtime.offload == "all" and on_cpu:
+        notes.change("--offload all: not used, on a CPU the models are in main memory already")

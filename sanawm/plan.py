@@ -22,6 +22,7 @@ from .components import (
 from .config import Resolved
 from .downloads import check_download
 from .errors import UsageError
+from .frame_rates import rate_of
 from .io.rates import parse_fps
 from .notes import Notes
 from .outputs import Outputs, default_state, plan_outputs, refuse_weights
@@ -101,11 +102,11 @@ def make_plan(settings: Resolved, *, notes: Notes, download: bool) -> Plan:
     warn_unused(settings, notes=notes)
     check_places(settings, notes=notes)
     window = _window(settings, notes)
-    fps = parse_fps(settings.settings.video.fps)
+    fps = rate_of(settings)
     if settings.settings.video.output_fps is not None:
-        parse_fps(settings.settings.video.output_fps)
+        rate_of(settings, "video.output_fps")
     outputs = plan_outputs(settings, inputs=_input_paths(settings))
-    prompt = plan_prompt(settings)
+    prompt = plan_prompt(settings, notes=notes)
     components = _components(settings, outputs, prompt, download=download, notes=notes)
     state = default_state(outputs, settings.settings.output.state)
     refuse_weights(outputs, state, [c.path for c in components.values() if c.path is not None])
@@ -115,6 +116,7 @@ def make_plan(settings: Resolved, *, notes: Notes, download: bool) -> Plan:
     time, space, _ = refiner.vae_scale_factors
     ratios = VAERatios(time, space)
     trajectory = _read_camera(settings, notes)
+    settings = _with_lens_of(trajectory, settings, notes)
     source = open_source(
         settings,
         refiner=refiner,
@@ -151,6 +153,21 @@ def make_plan(settings: Resolved, *, notes: Notes, download: bool) -> Plan:
         frames=FrameCounts(source.asked, pixels.frames, _dropped(settings, window)),
         outputs=outputs,
     )
+
+
+def _with_lens_of(trajectory: Trajectory | None, settings: Resolved, notes: Notes) -> Resolved:
+    """Return settings in which the lens that a camera file holds replaces a preset's."""
+    if trajectory is None or not trajectory.holds_lens:
+        return settings
+    weak = [
+        key
+        for key in ("input.intrinsics", "input.fov_x")
+        if settings.get(key) is not None and not settings.origin(key).by_user
+    ]
+    if settings.settings.input.image:
+        for key in weak:
+            notes.info(f"{trajectory.source}: its lens is used instead of {settings.named(key)}")
+    return settings.with_input(dict.fromkeys(weak), where=f"camera {settings.get('input.camera')}")
 
 
 def _vae(
@@ -335,6 +352,11 @@ def _fit_camera(
 def _read_camera(settings: Resolved, notes: Notes) -> Trajectory | None:
     """Return the path as it was given, before it is fitted to the clip; None when there is none."""
     given, options = settings.settings.input, settings.settings.camera
+    for key in ("input.camera", "input.action"):
+        if settings.get(key) == "" and settings.origin(key).kind == "flag":
+            raise UsageError(
+                f"{settings.origin(key)} is empty", fix="give it a value, or leave it out"
+            )
     if not given.camera and not given.action:
         return None
     if given.action:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from .config import Resolved
 from .errors import InputError, MissingFile, UsageError
+from .notes import Notes
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,8 @@ class PromptPlan:
             )
 
 
-def plan_prompt(settings: Resolved) -> PromptPlan:
-    """Return the prompt, read and checked."""
+def plan_prompt(settings: Resolved, *, notes: Notes) -> PromptPlan:
+    """Return the prompt, read and checked; note when its text is the name of a file."""
     from .text.embeddings import load_prompt_embeds
     from .text.prompt import check_prompt, clean_prompt, prompt_sha256, read_prompt_file
 
@@ -48,11 +49,24 @@ def plan_prompt(settings: Resolved) -> PromptPlan:
     elif given.prompt is not None:
         text = clean_prompt(given.prompt, where=str(settings.origin("input.prompt")))
         check_prompt(text, where=str(settings.origin("input.prompt")))
+        if _is_file(text):
+            notes.info(
+                f"{settings.named('input.prompt')}: taken as the text itself, though there is a "
+                f"file of that name; --prompt-file {text} reads it"
+            )
     else:
         raise UsageError(
             "no prompt", fix="add --prompt TEXT, --prompt-file FILE or --prompt-embeds FILE"
         )
     return PromptPlan(text, None, prompt_sha256(text))
+
+
+def _is_file(text: str) -> bool:
+    """Tell whether a prompt is the name of a file; most are too long for one."""
+    try:
+        return Path(text).is_file()
+    except OSError:
+        return False
 
 
 def _file_sha256(path: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ import torch
 
 from . import __version__
 from .components import use_threads
-from .errors import InputError
+from .errors import InputError, OutputError, SanawmError
+from .io.files import part_path
+from .io.run_state import read_recipe
 from .locations import local_path
 from .notes import Notes
-from .outputs import GROWING, SIDE_FILES, default_state
+from .outputs import GROWING, SIDE_FILES, default_state, is_finished
 from .placement import choose_places
 from .plan import Plan
 from .report import Record, describe_inputs, describe_weights, file_sha256, versions
@@ -27,7 +30,7 @@ from .states import (
     incomplete,
     read_saved,
 )
-from .takeover import Kept, check_parts, kept_of
+from .takeover import Kept, check_parts, kept_of, recipe_of_video
 from .tensorfile import short
 
 #: Sections and keys that do not change what is computed or how it is encoded.
@@ -161,8 +164,10 @@ def _location_sha256(location: str | None) -> str | None:
 def saved_run(plan: Plan, recipe: State) -> tuple[Path, State | None, Kept]:
     """Return where the state of the run to continue lies, what it holds, and what is kept of it.
 
-    Raises `InputError` when the run keeps no state, or the saved run differs from this one.
+    Raises `InputError` when the run keeps no state, or the saved run differs from this one, and
+    `OutputError` when it is finished.
     """
+    _check_unfinished(plan)
     path = default_state(plan.outputs, plan.settings.settings.output.state)
     reason = why_not_resumable(plan)
     if path is None or reason is not None:
@@ -175,6 +180,22 @@ def saved_run(plan: Plan, recipe: State) -> tuple[Path, State | None, Kept]:
         return path, saved, kept_of(plan, saved)
     except BAD_CONTENT as e:
         raise incomplete(path, short(e)) from None
+
+
+def _check_unfinished(plan: Plan) -> None:
+    """Raise `OutputError` when the output is there and no run is left to continue."""
+    main = plan.outputs.main
+    if not is_finished(plan.outputs, plan.settings.settings.output.state):
+        return
+    fix = "add --overwrite, or choose another name"
+    if plan.outputs.video is not None:
+        record = Record(inputs=describe_inputs(plan), weights=describe_weights(plan.components))
+        if recipe_of_video(main) == recipe_sha256(plan, record):
+            raise OutputError(
+                f"{main} exists: this run is finished already, there is nothing to resume",
+                fix="use the file as it is; add --overwrite to make it again",
+            )
+    raise OutputError(f"{main} exists", fix=fix)
 
 
 def resume_line(plan: Plan, *, device: torch.device, dtype: torch.dtype) -> str:
@@ -203,7 +224,8 @@ def open_states(
 ) -> tuple[StageStates, Kept]:
     """Return the states of a run and what it takes over, reading a saved state with `resume`.
 
-    Raises `InputError` when the saved run differs from this one, naming the difference.
+    What is to be said of it is in the second, for when the outputs are held. Raises `InputError`
+    when the saved run differs from this one, naming the difference.
     """
     output = plan.settings.settings.output
     path, reason = default_state(plan.outputs, output.state), why_not_resumable(plan)
@@ -214,14 +236,13 @@ def open_states(
     if output.resume:
         path, saved, kept = saved_run(plan, recipe)
         if saved is None:
-            notes.info(f"nothing to resume: there is no {path}; the run starts at the beginning")
+            line = f"nothing to resume: there is no {path}; the run starts at the beginning"
         else:
-            notes.info(f"resuming after block {kept.blocks} from {path}")
+            line = f"resuming after block {kept.blocks} from {path}"
+        kept = replace(kept, line=line)
     else:
         assert path is not None
-        saved, kept = None, Kept()
-        if path.exists():
-            notes.change(f"{path} of an earlier run is replaced (--resume would have continued it)")
+        saved, kept = None, _replaced(plan, path, recipe)
     stages = ["refine"]
     if plan.has_stage1:
         stages.insert(0, "stage1")
@@ -239,6 +260,22 @@ def open_states(
         on_saved=on_saved,
     )
     return states, kept
+
+
+def _replaced(plan: Plan, state: Path, recipe: State) -> Kept:
+    """Return what a run that starts at the beginning takes over: nothing but a line about it."""
+    if not state.exists():
+        return Kept()
+    part = part_path(plan.outputs.main)
+    lost = f"{state} of an earlier run is replaced"
+    try:
+        usable = dict(read_recipe(state)["recipe"]) == dict(recipe) and part.exists()
+    except (SanawmError, *BAD_CONTENT):
+        usable = False
+    if not usable:
+        return Kept(line=lost, replaces=True)
+    line = f"{lost} (--resume would have continued it), and with it {part}"
+    return Kept(line=line, replaces=True)
 
 
 def _array_sha256(array: Any) -> str:

@@ -210,6 +210,18 @@ def path_keys() -> frozenset[str]:
     return frozenset(key for key in all_keys() if is_path(key))
 
 
+def may_be_none(key: str) -> bool:
+    """Tell whether `--set KEY=none` takes a key's value away: it has none unless it is set.
+
+    A prompt and a name may be that word, and `output.state = none` asks for no run state.
+    """
+    return all_keys()[key].default is None and key not in (
+        "input.prompt",
+        "output.name",
+        "output.state",
+    )
+
+
 def is_switch(key: str) -> bool:
     """Tell whether a key is on or off; only such a key takes a boolean."""
     return all_keys()[key].annotation is bool

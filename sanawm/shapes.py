@@ -24,6 +24,9 @@ from typing import NamedTuple
 
 from .errors import UsageError
 
+#: Most frames that can be asked for: 17 hours at 16 a second. Above it, a typing error is likelier.
+MAX_FRAMES = 1_000_000
+
 
 class LatentShape(NamedTuple):
     """Shape of a clip of latents, `(B, C, T, H, W)`."""

@@ -17,6 +17,7 @@ from .errors import UsageError
 from .notes import Notes
 from .refiner.config import RefinerConfig
 from .shapes import LatentShape, VAERatios, Window, snap_frames
+from .source_kind import check_kind
 from .states import NO_STATES, StageStates
 
 if TYPE_CHECKING:
@@ -99,15 +100,17 @@ def open_source(
     """Return the source that `settings` name, checked by its header alone."""
     given = settings.settings.input
     if given.latents:
-        return _latents(settings, Path(given.latents), refiner, ratios, window, notes)
+        return _latents(settings, check_kind(settings, "latents"), refiner, ratios, window, notes)
     if given.video:
         from .video_source import open_video
 
-        return open_video(settings, Path(given.video), refiner, ratios, window, notes)
+        path = check_kind(settings, "video")
+        return open_video(settings, path, refiner, ratios, window, notes)
     if given.image:
         from .image_source import open_image
 
-        return open_image(settings, Path(given.image), refiner, ratios, window, trajectory, notes)
+        path = check_kind(settings, "image")
+        return open_image(settings, path, refiner, ratios, window, trajectory, notes)
     raise UsageError(
         "no source of clean latents", fix="add --image FILE, --latents FILE or --video FILE"
     )

@@ -54,6 +54,8 @@ class StageStates:
 
     #: Blocks that are finished already.
     done = 0
+    #: Where the states are kept.
+    path: Path | None = None
 
     def restore(self, stage: str, load: Callable[[State], None]) -> bool:
         """Give `load` the state that `stage` continues from; return False for a fresh start."""
@@ -84,7 +86,7 @@ class RunStates(StageStates):
         saved: State | None = None,
         on_saved: Callable[[int, int], None] = lambda block, size: None,
     ) -> None:
-        self.path = path
+        self.path: Path = path
         self.every = every
         self.recipe = recipe
         self.expected = expected

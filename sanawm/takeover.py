@@ -38,6 +38,9 @@ class Kept:
     latent_frames: int = 0
     frames: torch.Tensor | None = None
     first: int = 0
+    #: What to say once the outputs are held, and whether an earlier run is lost thereby.
+    line: str = ""
+    replaces: bool = False
 
 
 def kept_of(plan: Plan, saved: State | None) -> Kept:
@@ -109,7 +112,7 @@ def take_back(
         if part_path(target).exists() or not target.exists():
             continue
         if target == outputs.video:
-            ours[target] = _recipe_of_video(target) == recipe
+            ours[target] = recipe_of_video(target) == recipe
         else:
             ours[target] = _metadata_of_latents(target) == dict(latents_metadata)
     for target in ours if all(ours.values()) else ():
@@ -117,7 +120,8 @@ def take_back(
         notes.info(f"{target}: finished by the stopped run, and taken up again")
 
 
-def _recipe_of_video(path: Path) -> object:
+def recipe_of_video(path: Path) -> object:
+    """Return the hash of the recipe that a video holds, None when it holds none."""
     try:
         return json.loads(read_metadata(path)["sanawm"])["recipe_sha256"]
     except (SanawmError, KeyError, TypeError, ValueError):

@@ -63,10 +63,13 @@ class OutputWriters:
         self._sheet = self._open_sheet(notes)
         try:
             self._video = self._open_video(metadata, notes, on_chunk)
-            self._latents = self._open_latents(plan.outputs.save_latents)
-            self._stage1 = self._open_latents(plan.outputs.save_stage1)
-            self._noise = self._open_noise()
+            self._latents = self._open_latents(plan.outputs.save_latents, notes)
+            self._stage1 = self._open_latents(plan.outputs.save_stage1, notes)
+            self._noise = self._open_noise(notes)
             self._frames = self._open_frames()
+            if self.kept.line:  # said by who holds the outputs, not by a run that is refused
+                say = notes.change if self.kept.replaces else notes.info
+                say(self.kept.line)
             self._remove_stale()
             self._save_camera()
         except BaseException:
@@ -77,6 +80,11 @@ class OutputWriters:
     def part(self) -> Path | None:
         """The growing file that can be watched, if there is one."""
         return None if self._video is None else self._video.part_path
+
+    @property
+    def _told(self) -> bool:
+        """Whether a part that is written anew needs no line of its own."""
+        return self.kept.blocks > 0 or self.kept.replaces
 
     def latents(self, chunk: RefinedChunk) -> None:
         """Write refined latents (the first chunk brings the sink)."""
@@ -184,12 +192,12 @@ class OutputWriters:
             queue_chunks=1,  # a chunk is on disk before the next but one is handed over
             keep_frames=self.kept.video_frames,
             keep_chunks=self.kept.video_chunks,
-            continued=self.kept.blocks > 0,
+            continued=self._told,
             on_chunk=on_chunk,
             notes=notes,
         )
 
-    def _open_latents(self, target: Path | None) -> LatentsWriter | None:
+    def _open_latents(self, target: Path | None, notes: Notes) -> LatentsWriter | None:
         if target is None:
             return None
         return LatentsWriter(
@@ -199,9 +207,11 @@ class OutputWriters:
             self._latents_metadata,
             overwrite=self.plan.outputs.overwrite,
             keep_frames=self.kept.latent_frames,
+            continued=self._told,
+            notes=notes,
         )
 
-    def _open_noise(self) -> LatentsWriter | None:
+    def _open_noise(self, notes: Notes) -> LatentsWriter | None:
         target, shape, sink = self.plan.outputs.save_noise, self.plan.shape, self.plan.window.sink
         if target is None:
             return None
@@ -213,6 +223,8 @@ class OutputWriters:
             key=NOISE_KEY,
             overwrite=self.plan.outputs.overwrite,
             keep_frames=max(0, self.kept.latent_frames - sink),
+            continued=self._told,
+            notes=notes,
         )
 
     def _open_frames(self) -> FramesDir | None:

@@ -110,7 +110,10 @@ def test_two_keys_of_one_group_in_one_file_are_refused(tmp_path: Path) -> None:
         ("video.num_frames='many'", "--set video.num_frames=many: expected a whole number"),
         ("refiner.sigmas=[0.9,0.5]", "must end in 0"),
         ("refiner.mode=fast", "refiner.mode=fast: expected chunked or single-shot"),
-        ("refiner.sigmas=3", "use --set refiner.sigmas=[0.909375, 0.725, 0.421875, 0], the"),
+        ("refiner.sigmas=3", ", 0], the preset's"),
+        ("video.height=0", "use --set video.height=64, the preset's"),
+        ("runtime.offload=3", "use --set runtime.offload=text, the default"),
+        ("video.num_frames=1000001", "num_frames=1000001 cannot be used: expected at most 1000000"),
         ("video.crf", "expected section.key=value"),
     ],
 )
@@ -177,7 +180,7 @@ def test_the_table_lists_every_key_with_its_origin() -> None:
     table = resolve(["tiny"]).table()
     assert set(table) == set(all_keys())
     assert table["refiner.sigmas"] == {
-        "value": [0.2, 0.1, 0.0],
+        "value": [0.12, 0.06, 0.0],
         "origin": "preset tiny",
     }
 
@@ -187,3 +190,14 @@ def test_path_keys_are_known() -> None:
     assert is_path("model.vae")
     assert not is_path("input.prompt")
     assert not is_path("video.encoder")
+
+
+def test_none_takes_a_value_away() -> None:
+    settings = resolve(["tiny"], sets=["input.fov_x=none", "input.action=none"])
+    assert settings.get("input.fov_x") is None
+    assert settings.get("input.action") is None
+    assert str(settings.origin("input.fov_x")) == "--set input.fov_x"
+    assert resolve(["tiny"], sets=["output.state=none"]).get("output.state") == "none"
+    assert resolve(["tiny"], sets=["input.prompt=none"]).get("input.prompt") == "none"
+    with pytest.raises(UsageError, match=r"video.height=none: expected a whole number"):
+        resolve(["tiny"], sets=["video.height=none"])

@@ -21,7 +21,7 @@ LAYERS: dict[str, set[str]] = {
     "paths": {"errors"},
     "origins": set(),
     "expected": {"errors", "origins", "settings"},
-    "config": {"errors", "expected", "origins", "paths", "settings"},
+    "config": {"errors", "expected", "origins", "paths", "settings", "shapes"},
     "tensorfile": {"errors"},
     "checkpoint": {"errors", "tensorfile"},
     "ops": {"errors", "notes"},

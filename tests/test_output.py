@@ -364,3 +364,85 @@ def test_no_input_is_written_to(here: Path, flags: tuple[str, ...], harmed: str)
     assert "an input of this run" in done.err
     assert harmed in done.err
     assert contents(here) == before
+
+
+# Files of others under the names that outputs grow by
+
+
+def test_a_part_file_of_someone_else_is_refused(here: Path) -> None:
+    """Unless --overwrite allows to replace it; then the line says whose it was."""
+    sides = ("--save-latents", "r.safetensors", "--save-noise", "n.safetensors")
+    shutil.copy("embeds.safetensors", "r.part.safetensors")
+    Path("n.part.safetensors").write_bytes(b"mine")
+    made = Path("clip.mp4").read_bytes().replace(b"sanawm", b"others")
+    for data in (b"mine", b"a longer text of mine", made[: len(made) // 2], made):
+        Path("out.part.mp4").write_bytes(data)
+        before = contents(here)
+        for more in ((), ("--resume",), ("--dry-run",)):
+            done = sanawm(*from_latents("out.mp4", *more))
+            assert done.code == 5, done.err
+            assert "out.part.mp4 exists and was not made by sanawm" in done.err
+            assert "fix: move it away, or choose another name" in done.err
+        assert contents(here) == before
+    for flag in (sides[:2], sides[2:]):
+        done = sanawm(*from_latents("other.mp4", *flag))
+        assert (done.code, ".part.safetensors exists and was not made" in done.err) == (5, True)
+    done = sanawm(*from_latents("out.mp4", "--overwrite", *sides))
+    assert done.code == 0, done.err
+    assert f"replaced out.part.mp4, which was not made by sanawm ({len(made)} bytes)" in done.err
+    assert "replaced n.part.safetensors, which was not made by sanawm (4 bytes)" in done.err
+    assert "replaced r.part.safetensors, which was not made by sanawm" in done.err
+    assert decode(here / "out.mp4") == decode(here / "whole.mp4")
+
+
+def test_a_folder_in_the_place_of_the_part_file(here: Path) -> None:
+    Path("out.part.mp4").mkdir()
+    for more in ((), ("--overwrite",)):
+        done = sanawm(*from_latents("out.mp4", *more))
+        assert (done.code, "out.part.mp4 exists and is a folder" in done.err) == (5, True)
+
+
+def test_a_part_file_that_other_commands_left_is_ours(here: Path) -> None:
+    """`decode` writes no recipe, but it says who made the file."""
+    assert sanawm("decode", SOURCE, "-o", "e.mp4").code == 0
+    Path("e.mp4").rename("e.part.mp4")
+    done = sanawm("decode", SOURCE, "-o", "e.mp4")
+    assert done.code == 0, done.err
+    assert "replaced e.part.mp4, left by an unfinished run" in done.err
+
+
+@pytest.mark.parametrize("name", [".", "./", "/", "..", "folder", "folder/.."])
+def test_an_output_that_is_a_folder(here: Path, name: str) -> None:
+    Path("folder").mkdir()
+    before = contents(here)
+    for more in (("-o", name), ("--no-video", "--save-latents", name, "-o", "x.mp4")):
+        done = sanawm("refine", "--latents", SOURCE, *more)
+        assert done.code == 2, done.err
+        assert done.error.splitlines()[0].endswith(" is a folder")
+        assert "fix: name a file in it" in done.err
+    assert contents(here) == before
+
+
+def test_a_name_without_ending(here: Path) -> None:
+    done = sanawm(*from_latents("clip"))
+    assert done.code == 2
+    assert "output clip: the name has no ending, expected .mp4\n  fix: use clip.mp4" in done.err
+
+
+def test_a_folder_that_takes_no_files(here: Path) -> None:
+    done = sanawm(*from_latents("/proc/q.mp4", "--report", "q.json", "--state", "q.state"))
+    assert done.code == 5, done.err
+    assert "/proc/q.part.mp4: the folder /proc takes no new files" in done.err
+    assert "fix: write to another folder" in done.err
+
+
+def test_a_run_that_is_refused_says_nothing_of_replacing(here: Path) -> None:
+    with started(*from_latents("out.mp4"), folder=here) as first:
+        first.wait_for("\nblock ", 2)
+        first.send(signal.SIGSTOP)
+        assert Path("out.state").exists()
+        for more in ((), ("--overwrite",), ("--resume",)):
+            second = sanawm(*from_latents("out.mp4", *more))
+            assert (second.code, "by another run" in second.err) == (5, True), second.err
+            assert "replaced" not in second.err
+            assert "resuming" not in second.err

@@ -446,3 +446,35 @@ def test_every_second_block(left: Path) -> None:
     assert [e["block"] for e in events(left / "log.jsonl", "state_saved")] == [1, 3]
     report = json.loads(Path("out.json").read_text())
     assert 0 < report["state_cost_seconds"] <= report["state_seconds"] * 1.01
+
+
+def test_a_run_that_is_finished_has_nothing_to_resume(left: Path) -> None:
+    assert run("--resume").code == 0
+    before = snapshot(left)
+    for more in ((), ("--dry-run",)):
+        done = run("--resume", *more)
+        assert done.code == 5, done.err
+        assert (
+            "out.mp4 exists: this run is finished already, there is nothing to resume" in done.err
+        )
+        assert "fix: use the file as it is; add --overwrite to make it again" in done.err
+        done = run("--resume", "--seed", 43, *more)
+        assert (done.code, "finished" in done.err) == (5, False)
+        assert "out.mp4 exists\n  fix: add --overwrite, or choose another name" in done.err
+    assert snapshot(left) == before
+
+
+def test_what_a_new_run_says_of_the_one_it_replaces(left: Path) -> None:
+    """One line, which names --resume only if it would have gone on."""
+    again = left.with_name("again")
+    shutil.copytree(left, again)
+    done = run("--overwrite")
+    assert done.code == 0, done.err
+    line = "out.state of an earlier run is replaced (--resume would have continued it), and with it"
+    assert f"{line} out.part.mp4\n" in done.err
+    assert done.err.count("replaced") == 1
+    os.chdir(again)
+    done = run("--overwrite", "--seed", 43)
+    assert done.code == 0, done.err
+    assert "out.state of an earlier run is replaced\n" in done.err
+    assert "would have continued" not in done.err

@@ -41,6 +41,8 @@ class Checked(NamedTuple):
     done: bool
     paths: list[str]
     main: str
+    report: str | None
+    frames: int
 
 
 @dataclass
@@ -103,6 +105,8 @@ class Checker:
             done=made_recipe(plan) == recipe,
             paths=[str(path.absolute()) for path in files_of(plan)],
             main=str(plan.outputs.main),
+            report=None if plan.outputs.report is None else str(plan.outputs.report),
+            frames=plan.frames.written,
         )
 
     def _recipe(self, plan: Plan) -> str:

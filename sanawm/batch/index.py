@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .asked import Asked
 from .jobs import Job
@@ -19,7 +19,8 @@ CREATE TABLE ids (id TEXT PRIMARY KEY, line INTEGER) WITHOUT ROWID;
 CREATE TABLE claims (path TEXT PRIMARY KEY, id TEXT) WITHOUT ROWID;
 CREATE TABLE jobs (
     position INTEGER PRIMARY KEY, id TEXT, line INTEGER, state TEXT, twin TEXT, model TEXT,
-    prompt TEXT, work INTEGER, output TEXT, asked TEXT, lead INTEGER DEFAULT 1,
+    prompt TEXT, work INTEGER, output TEXT, asked TEXT, report TEXT, frames INTEGER,
+    recipe TEXT, lead INTEGER DEFAULT 1,
     model_rank INTEGER DEFAULT 0, prompt_rank INTEGER DEFAULT 0
 );
 """
@@ -37,7 +38,7 @@ CREATE INDEX by_state ON jobs (state, lead, model, prompt, position);
 """
 _DONE = "SELECT twin FROM jobs WHERE state = 'done'"
 _RANKED = "model_rank, prompt_rank, position"
-_FIELDS = "position, id, line, asked, model, prompt, work, output"
+_FIELDS = "position, id, line, asked, model, prompt, work, output, report, frames, recipe"
 
 
 class Taste(NamedTuple):
@@ -81,8 +82,8 @@ class JobIndex:
         state = "done" if done else "ready"
         row = (job.position, job.id, job.line, state, twin, job.model, job.prompt, job.work)
         self._db.execute(
-            "INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 1, 0, 0)",
-            (*row, job.output, asked),
+            "INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 1, 0, 0)",
+            (*row, job.output, asked, job.report, job.frames, job.recipe),
         )
 
     def settle(self, *, limit: int | None) -> None:
@@ -199,8 +200,8 @@ class JobIndex:
         self._db.close()
 
 
-def _job(row: tuple[int, str, int, str, str, str, int, str]) -> Job:
-    position, id_, line, asked, model, prompt, work, output = row
+def _job(row: tuple[Any, ...]) -> Job:
+    position, id_, line, asked, *rest = row
     configs, sets, flags = json.loads(asked)
     whole = Asked(tuple(configs), tuple(sets), {key: (f[0], f[1]) for key, f in flags.items()})
-    return Job(position, id_, line, whole, model, prompt, work, output)
+    return Job(position, id_, line, whole, *rest)

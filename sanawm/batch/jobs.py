@@ -27,6 +27,23 @@ class Job:
     work: int
     #: The file that is there when the job is done.
     output: str
+    #: What else is known of it then: its report, its frames, the hash of its recipe.
+    report: str | None = None
+    frames: int = 0
+    recipe: str | None = None
+
+    def made_before(self, status: Status) -> Outcome:
+        """Return the row of a job that an earlier run has finished."""
+        report = self.report if self.report is not None and Path(self.report).exists() else None
+        return Outcome(
+            self.id,
+            self.line,
+            status,
+            output=self.output,
+            report=report,
+            frames=self.frames,
+            recipe_sha256=self.recipe,
+        )
 
 
 @dataclass(frozen=True)

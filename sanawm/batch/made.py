@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from sanawm.errors import OutputError, SanawmError
+from sanawm.io.begun import check_part
 from sanawm.io.files import part_path
 from sanawm.io.remux import read_metadata
 from sanawm.outputs import SIDE_FILES, Outputs, default_state
@@ -35,6 +36,9 @@ def check_free(plan: Plan, recipe: str, *, tried: bool) -> None:
     state, or a batch has `tried` the job before.
     """
     outputs = plan.outputs
+    for path in (outputs.video, outputs.save_latents, outputs.save_stage1, outputs.save_noise):
+        if path is not None:
+            check_part(path, overwrite=False)
     half = half_done(plan)
     # Latents do not tell their recipe, so those of an unfinished run count as its own.
     known = outputs.video is not None or not half

@@ -26,11 +26,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from sanawm.errors import UsageError
+from sanawm.errors import MissingFile, UsageError
 
 SUFFIXES = (".jsonl", ".ndjson", ".csv", ".toml")
 #: Longest cell of a CSV file, in characters.
 MAX_CELL = 1 << 20
+_JSON_FIX = 'write one object a line, like {"id": "clip_01", "prompt": "a red tower"}'
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Line:
     number: int
     values: Mapping[str, Any] = field(default_factory=dict)
     error: str | None = None
+    fix: str | None = None
 
 
 @dataclass(frozen=True)
@@ -64,20 +66,33 @@ class Manifest:
 def open_manifest(path: Path) -> Manifest:
     """Open a manifest and read its defaults.
 
-    Raises `UsageError` when it is not there, cannot be read or is of another kind.
+    Raises `MissingFile` when it is not there or cannot be read and `UsageError` when it is of
+    another kind.
     """
+    if path.is_dir():
+        raise MissingFile(
+            f"manifest {path}: it is a folder, expected a file", fix="name the manifest in it"
+        )
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
+        ends = f"the name ends in {suffix!r}" if suffix else "the name has no ending"
         raise UsageError(
-            f"manifest {path}: the name ends in {path.suffix or 'nothing'!r}, expected "
-            f"{', '.join(SUFFIXES)}",
+            f"manifest {path}: {ends}, expected {', '.join(SUFFIXES)}",
             fix="rename it after what it holds: JSON Lines, CSV or TOML",
         )
     try:
         with path.open("rb") as f:
             start = f.read(4)
+    except FileNotFoundError:
+        raise MissingFile(
+            f"manifest {path}: no such file",
+            fix="correct the path; it is relative to the current folder",
+        ) from None
     except OSError as e:
-        raise UsageError(f"manifest {path}: cannot be read ({e.strerror})") from None
+        raise MissingFile(
+            f"manifest {path}: cannot be read ({e.strerror})",
+            fix="name a file that you may read",
+        ) from None
     if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise UsageError(f"manifest {path}: it is UTF-16", fix="save it as UTF-8")
     if suffix == ".toml":
@@ -115,13 +130,16 @@ def _json_line(number: int, raw: bytes) -> Line:
             raw.decode("utf-8"), object_pairs_hook=_once, parse_constant=_no_constant
         )
     except UnicodeDecodeError as e:
-        return Line(number, error=f"not UTF-8 (byte {raw[e.start]:#04x} at position {e.start})")
+        error = f"not UTF-8 (byte {raw[e.start]:#04x} at position {e.start})"
+        return Line(number, error=error, fix="save the manifest as UTF-8")
     except json.JSONDecodeError as e:
-        return Line(number, error=f"not JSON ({e.msg}, column {e.colno})")
+        return Line(number, error=f"not JSON ({e.msg}, column {e.colno})", fix=_JSON_FIX)
     except (ValueError, RecursionError) as e:
-        return Line(number, error=f"not JSON ({str(e).splitlines()[0][:80]})")
+        error = f"not JSON ({str(e).splitlines()[0][:80]})"
+        return Line(number, error=error, fix=_JSON_FIX)
     if not isinstance(values, dict):
-        return Line(number, error=f"expected an object {{...}}, found {_kind(values)}")
+        error = f"expected an object {{...}}, found {_kind(values)}"
+        return Line(number, error=error, fix=_JSON_FIX)
     return Line(number, values)
 
 

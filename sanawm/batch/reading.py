@@ -15,11 +15,18 @@ from .check import Checker
 from .index import JobIndex
 from .jobs import Job, Outcome
 from .manifest import Line, Manifest, open_manifest
+from .progress import counted
 from .report import report_path
 from .request import BatchRequest
 
 #: Bad lines that are shown; the report names all.
 SHOWN = 20
+#: The least that a job is, by kind of manifest.
+EXAMPLES = {
+    "json": '{"id": "clip_01", "prompt": "a red tower"}',
+    "csv": "clip_01,a red tower",
+    "toml": '[[job]] with id = "clip_01"',
+}
 #: Seconds between two lines about a long check.
 TELL_EVERY = 10.0
 
@@ -33,6 +40,8 @@ class ManifestCheck:
         self.index = JobIndex()
         self.bad = 0
         self.jobs = 0
+        #: Jobs in the whole manifest, not in this shard alone.
+        self.total = 0
         self.manifest = open_manifest(request.manifest)
         self._reader = Reader(request.options, request.manifest)
         self._base = self._settings(self.manifest)
@@ -94,14 +103,20 @@ class ManifestCheck:
                 told = time.monotonic()
                 self.notes.info(f"checked {position + 1} lines, {self.bad} of them bad")
         if position < 0:
-            raise UsageError(f"manifest {request.manifest}: it holds no job")
-        if self.bad > SHOWN:
-            self.notes.warn(f"{self.bad - SHOWN} more bad lines")
-        if self.bad and request.strict:
             raise UsageError(
-                f"manifest {request.manifest}: {self.bad} of {self.jobs} jobs are bad, and "
-                "--strict refuses it",
-                fix="correct them, or leave --strict out to run the others",
+                f"manifest {request.manifest}: it holds no job",
+                fix=f"write one job {'a table' if self.manifest.kind == 'toml' else 'a line'}, "
+                f"like {EXAMPLES[self.manifest.kind]}",
+            )
+        self.total = position + 1
+        if self.bad > SHOWN:
+            self.notes.warn(f"{counted(self.bad - SHOWN, 'more bad line')}")
+        if self.bad and request.strict:
+            verb, them = ("is", "it") if self.bad == 1 else ("are", "them")
+            raise UsageError(
+                f"manifest {request.manifest}: {self.bad} of {counted(self.jobs, 'job')} {verb} "
+                "bad, and --strict refuses it",
+                fix=f"correct {them}, or leave --strict out to run the others",
             )
         self.index.settle(limit=request.limit)
 
@@ -122,11 +137,14 @@ class ManifestCheck:
     def _claim(self, line: Line) -> str:
         """Return the id of a line, which no earlier line may have."""
         if line.error is not None:
-            raise InputError(line.error)
+            raise InputError(line.error, fix=line.fix)
         id_ = job_id(line.values)
         earlier = self.index.claim_id(id_, line.number)
         if earlier is not None:
-            raise InputError(f"id {id_!r} is that of {self._where(earlier)} already")
+            raise InputError(
+                f"id {id_!r} is that of {self._where(earlier)} already",
+                fix="give every job a name of its own",
+            )
         return id_
 
     def _remember(self, line: Line) -> None:
@@ -144,7 +162,10 @@ class ManifestCheck:
         checked = checker.check(asked, id_)
         clash = self.index.claim_paths(checked.paths, id_)
         if clash is not None:
-            raise UsageError(f"it would write {clash[0]}, as job {clash[1]!r} does")
+            raise UsageError(
+                f"it would write {clash[0]}, as job {clash[1]!r} does",
+                fix="give it another id, or another name for this file",
+            )
         job = Job(
             position,
             id_,
@@ -154,6 +175,9 @@ class ManifestCheck:
             checked.prompt,
             checked.work,
             checked.main,
+            checked.report,
+            checked.frames,
+            checked.recipe,
         )
         return job, checked.twin, checked.done
 

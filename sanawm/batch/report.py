@@ -33,11 +33,11 @@ class BatchReport:
     `OutputError` when it cannot be written. An earlier report is replaced at the end.
     """
 
-    def __init__(self, path: Path, *, notes: Notes) -> None:
+    def __init__(self, path: Path, *, overwrite: bool = False, notes: Notes) -> None:
         check_output(path, overwrite=True, suffixes=(".jsonl", ".ndjson"))
         self.path = path
         self.rows = 0
-        self._part = PartFile(path, notes=notes)
+        self._part = PartFile(path, overwrite=overwrite, notes=notes)
 
     @property
     def part_path(self) -> Path:

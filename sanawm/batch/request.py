@@ -44,11 +44,18 @@ class BatchRequest:
         for flag, least in (("jobs", 1), ("limit", 1), ("cpus_per_job", 1), ("gpus_per_job", 0)):
             value = getattr(self, flag)
             if value is not None and not value >= least:
-                raise UsageError(f"--{flag.replace('_', '-')} {value}: expected at least {least}")
+                name = f"--{flag.replace('_', '-')}"
+                raise UsageError(
+                    f"{name} {value}: expected at least {least}",
+                    fix=f"use {name} {least} or more, or leave it out",
+                )
         if self.engine == "ray":
             return
         if self.engine != "local":
-            raise UsageError(f"--engine {self.engine!r} is unknown; expected local or ray")
+            raise UsageError(
+                f"--engine {self.engine!r} is unknown; expected local or ray",
+                fix="use --engine local, or leave it out",
+            )
         if self.ray_address is not None:
             raise UsageError("--ray-address goes with --engine ray", fix="add --engine ray")
         if self.gpus_per_job is not None and self.gpus_per_job != int(self.gpus_per_job):

@@ -23,7 +23,7 @@ from .engine import Ended, Engine
 from .engines import start_engine
 from .index import Taste
 from .jobs import Job, Outcome
-from .progress import Progress, Running
+from .progress import Progress, Running, counted
 from .reading import ManifestCheck
 from .report import BatchReport
 from .request import BatchRequest
@@ -120,7 +120,9 @@ class Batch:
             raise failure
 
     def _open_report(self, stack: ExitStack, path: Path) -> None:
-        self._report = stack.enter_context(BatchReport(path, notes=self.notes))
+        self._report = stack.enter_context(
+            BatchReport(path, overwrite=self.request.overwrite, notes=self.notes)
+        )
 
     def _dry_run(self, stack: ExitStack) -> None:
         folder = self.check.folder
@@ -165,22 +167,39 @@ class Batch:
             counts.insert(1, f"{twins} that share another's result")
         if held := index.count("held"):
             counts.append(f"{held} held back by --limit")
-        lines = [f"batch  {self.request.manifest}{share}: {progress.total} jobs: "]
+        jobs = counted(progress.total, "job")
+        lines = [f"batch  {self.request.manifest}{share}: {jobs}: "]
         lines[0] += ", ".join(counts)
         if leads:
-            lines.append(f"order  {index.tastes()} pairs of models and prompt, one after the other")
+            pairs = index.tastes()
+            after = ", one after the other" if pairs > 1 else ""
+            lines.append(f"order  {counted(pairs, 'pair')} of models and prompt{after}")
         else:
-            lines.append("nothing to do: every good job is done already")
+            lines.append(self._why_nothing(twins))
         grows = f" (growing as {self._report.part_path.name})" if self._report else ""
         lines.append(f"report {self.check.report}{grows}")
         self.listener(Event("run_start", data={"lines": lines, "jobs": progress.total}))
 
+    def _why_nothing(self, twins: int) -> str:
+        """Say why no job has to be made; `twins` share the result of one that was."""
+        progress = self.progress
+        if not progress.total:
+            whole = counted(self.check.total, "job")
+            return f"nothing to do: the manifest has {whole}, none of them is in this shard"
+        if progress.bad == progress.total:
+            every = "the job is" if progress.bad == 1 else "all jobs are"
+            return f"nothing to do: {every} bad"
+        if twins:
+            return "nothing to make: every good job is done already, or shares the result of one"
+        good = "every good job is" if progress.bad else "every job is"
+        return f"nothing to do: {good} done already"
+
     def _skip_and_share(self) -> None:
         """Report what was made before, and link it to jobs with the same recipe."""
         for job in self.index.each("done"):
-            self._write(Outcome(job.id, job.line, "skipped", output=job.output))
+            self._write(job.made_before("skipped"))
         for job, made in self.index.with_finished_twin():
-            self._share(job, made, Outcome(made.id, made.line, "done"))
+            self._share(job, made, made.made_before("done"))
 
     def _work(self) -> None:
         self.progress.began = time.monotonic()

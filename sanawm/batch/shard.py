@@ -22,7 +22,10 @@ class Shard:
         """Read `i/n` with 1 <= i <= n; raise `UsageError` for anything else."""
         match = _PATTERN.fullmatch(text)
         if match is None:
-            raise UsageError(f"--shard {text!r}: expected i/n, like 1/7 for the first of seven")
+            raise UsageError(
+                f"--shard {text!r}: expected I/N, two whole numbers",
+                fix="use --shard 1/7 for the first of seven, or leave it out for all jobs",
+            )
         shard = cls(int(match[1]), int(match[2]))
         if not 1 <= shard.index <= shard.count:
             raise UsageError(

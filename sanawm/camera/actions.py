@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from sanawm.errors import InputError, UsageError
+from sanawm.shapes import MAX_FRAMES
 
 from .geometry import Float32
 from .trajectory import Trajectory
@@ -25,8 +26,6 @@ Scheme = Literal["unified", "legacy"]
 
 #: Letters an action may hold; `none` stands for no key.
 KEYS = "wasdijkl"
-#: Longest roll-out, frames: 17 hours at 16 frames a second. Above it, a typing error is likelier.
-MAX_FRAMES = 1_000_000
 
 #: Kept from upstream: added to the length a flattened direction is divided by.
 FLAT_EPSILON = 1e-6

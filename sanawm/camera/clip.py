@@ -15,7 +15,7 @@ import numpy as np
 
 from sanawm.errors import InputError, UsageError
 from sanawm.notes import Notes
-from sanawm.shapes import snap_frames
+from sanawm.shapes import MAX_FRAMES, snap_frames
 
 from .geometry import Float32, Float64, interpolate_poses
 from .motion import warn_about_steps
@@ -123,6 +123,11 @@ def fit_to_clip(
         raise UsageError(
             "hold-last and resample clip exclude each other: a stretched path never ends early",
             fix="use one of the two",
+        )
+    if frames > MAX_FRAMES:
+        raise UsageError(
+            f"{trajectory.source}: a clip of {frames} frames, expected at most {MAX_FRAMES}",
+            fix="give --num-frames, say 241",
         )
     available = poses_available(trajectory, hold_last=hold_last, resample=resample, fps=fps)
     if available is not None and available < frames:

@@ -50,6 +50,11 @@ class Trajectory:
     def __len__(self) -> int:
         return len(self.poses)
 
+    @property
+    def holds_lens(self) -> bool:
+        """True when the file knew the lens: in pixels, in fractions, or as an angle."""
+        return self.intrinsics is not None or self.fov_x_deg is not None
+
     def relative(self) -> Float32:
         """Return the poses `(F, 4, 4)` float32 seen from the first one, which is exactly I."""
         return relative_poses(self.poses)

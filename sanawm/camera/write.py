@@ -125,7 +125,8 @@ def _lens_of(
         if kind != "nerfstudio":
             raise UsageError(
                 f"{kind} files hold intrinsics, but {trajectory.source} has none",
-                fix="add --intrinsics, or write npy, tum, kitti or nerfstudio",
+                fix="add --intrinsics fx,fy,cx,cy, or --fov-x DEGREES with --width and --height; "
+                "or write npy, tum, kitti or nerfstudio",
             )
         notes.warn(f"{trajectory.source}: no intrinsics to write, the file holds poses alone")
         return None

@@ -11,6 +11,7 @@ from .check import Check
 from .codecs import check_codecs
 from .configs import check_models, check_presets, check_settings
 from .machine import check_devices, check_disk, check_memory, check_versions
+from .needs import needs_of
 from .refiner import check_refiner
 
 
@@ -24,10 +25,12 @@ def examine(resolved: Resolved, *, configs: Sequence[str], cache: Path) -> Itera
     yield check_versions()
     yield check_devices(settings.runtime.device)
     yield check_codecs(settings.video.encoder)
-    yield check_memory()
+    needs = needs_of(resolved)
+    yield check_memory(None if needs is None else needs.memory)
     yield check_disk("output", _output_folder(resolved))
     yield check_disk("cache", cache)
-    yield check_disk("hub cache", _hub_cache())
+    fetched = 0 if needs is None else needs.download
+    yield check_disk("hub cache", _hub_cache(), fetched=fetched)
     yield check_presets()
     yield check_settings(resolved, configs)
     yield check_models(resolved)

@@ -10,8 +10,9 @@ from typing import Any
 
 from sanawm import __version__
 from sanawm.errors import SanawmError
+from sanawm.estimate import MemoryEstimate
 from sanawm.io.files import free_space
-from sanawm.measure import memory_bytes
+from sanawm.measure import capacity_bytes, memory_bytes
 
 from .check import Check
 
@@ -79,13 +80,19 @@ def check_devices(wanted: str) -> Check:
         "torch_build": build,
     }
     lines = [f"cuda:{i}  {c['name']}, {c['bytes'] / 1e9:.1f} GB" for i, c in enumerate(cards)]
-    found = f"{data['cpu']}, {data['cores']} cores, {threads} threads; torch is {build}"
+    counts = f"{_count(data['cores'], 'core')}, {_count(threads, 'thread')}"
+    found = f"{data['cpu']}, {counts}; torch is {build}"
     try:
         chosen = choose_device(wanted)
     except SanawmError as e:
         return Check("devices", "FAIL", e.message, e.fix, (found, *lines), data)
     data["chosen"] = str(chosen)
     return Check("devices", "ok", f"{found}; runs use {chosen}", None, tuple(lines), data)
+
+
+def _count(number: int | None, what: str) -> str:
+    """Return `1 thread`, `2 threads`."""
+    return f"{number or 'unknown'} {what}{'' if number == 1 else 's'}"
 
 
 def _has_cuda() -> bool:
@@ -112,13 +119,23 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def check_memory() -> Check:
-    """Say how much main memory is free."""
+def check_memory(needed: MemoryEstimate | None = None) -> Check:
+    """Say how much main memory is free, and what a run is thought to take, on a card or here."""
     free, total = memory_bytes()
     if total == 0:
         return Check("memory", "note", "this system does not say how much memory it has")
     found = f"{free / 1e9:.1f} of {total / 1e9:.1f} GB free"
     data = {"free_bytes": free, "total_bytes": total}
+    if needed is not None:
+        there = capacity_bytes(needed.device)
+        data["needed_bytes"] = needed.peak
+        found += f"; a run takes about {needed.peak / 1e9:.1f} GB ({needed.where})"
+        if there and needed.peak > there:
+            if needed.device.type == "cuda":
+                found += f", the card has {there / 1e9:.1f} GB"
+            return Check("memory", "FAIL", found, needed.ways_to_less, data=data)
+        if needed.device.type == "cpu" and needed.peak > free:
+            return Check("memory", "note", found, "end other programs", data=data)
     if free < LEAST_MEMORY:
         return Check("memory", "FAIL", found, "end other programs", data=data)
     if free < LITTLE_MEMORY:
@@ -126,8 +143,11 @@ def check_memory() -> Check:
     return Check("memory", "ok", found, data=data)
 
 
-def check_disk(name: str, folder: Path) -> Check:
-    """Say how much room a folder has, and whether it can be written to."""
+def check_disk(name: str, folder: Path, *, fetched: int = 0) -> Check:
+    """Say how much room a folder has, and whether it can be written to.
+
+    fetched: bytes that the first run fetches into it from the hub.
+    """
     place = folder.absolute()
     while not place.exists() and place != place.parent:
         place = place.parent
@@ -137,6 +157,12 @@ def check_disk(name: str, folder: Path) -> Check:
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         fix = "choose a folder that you may write to"
         return Check(name, "FAIL", f"{folder}: cannot be written to", fix, data=data)
+    if fetched:
+        data["fetched_bytes"] = fetched
+        found += f"; the first run fetches about {fetched / 1e9:.0f} GB into it"
+        if free < fetched:
+            fix = "free some space, or choose another disk with HF_HOME=FOLDER"
+            return Check(name, "FAIL", found, fix, data=data)
     if free < LEAST_DISK:
         return Check(name, "FAIL", found, "free some space, or use another disk", data=data)
     if free < LITTLE_DISK:

@@ -59,6 +59,10 @@ def look_at_video(path: Path, look: Look, notes: Notes) -> Finding:
     elif reader.metadata:
         data["metadata"] = reader.metadata
         lines += [f"{key} {value[:100]}" for key, value in sorted(reader.metadata.items())]
+    data["unfinished"] = path.stem.endswith(".part")
+    if data["unfinished"]:
+        title += ", unfinished"
+        lines.insert(0, "the run that writes it goes on, or was stopped before its end")
     found = Finding(path, "video", title, lines, data)
     if look.stats:
         found.tensors = [_pixels(frames, reader.height, reader.width, reader.frames())]

@@ -32,6 +32,7 @@ _CAUSES = {
     errno.EACCES: ("permission denied", "choose a folder that you may write to"),
     errno.EPERM: ("permission denied", "choose a folder that you may write to"),
     errno.ENOENT: ("the folder is gone", "create it again, or write to another folder"),
+    errno.EISDIR: ("it is a folder", "move it away, or choose another name"),
     errno.ENAMETOOLONG: ("the name is too long", "choose a shorter name"),
     errno.EIO: ("the device failed (input/output error)", "check the disk and the mount"),
 }
@@ -43,6 +44,9 @@ def write_error(path: Path, error: OSError, *, done: str = "", keep: str = "") -
     `done` says how much was written, `keep` what remains usable; both may be empty.
     """
     cause, fix = _CAUSES.get(error.errno or 0, (error.strerror or str(error), None))
+    if error.errno == errno.ENOENT and path.parent.is_dir():  # such as /proc
+        cause = f"the folder {path.parent} takes no new files"
+        fix = "write to another folder"
     message = f"{path}: {cause}"
     if done:
         message += f" after {done}"
@@ -104,15 +108,16 @@ def check_output(
     """Check, before any work, that `path` can become an output file; create nothing.
 
     `suffixes` are the accepted endings (any case); empty accepts all. Raises `UsageError` for a
-    wrong ending, a name over 255 bytes (with `.part` in it) or an output that is one of `inputs`,
-    and `OutputError` for a missing folder, a folder in its place, a folder that cannot be written
-    to, or an existing file without `overwrite`.
+    wrong ending (a folder's, too), a name over 255 bytes (with `.part` in it) or an output that is
+    one of `inputs`, and `OutputError` for a missing folder, a folder in its place, a folder that
+    cannot be written to, or an existing file without `overwrite`.
     """
     if suffixes and path.suffix.lower() not in suffixes:
+        check_named(path)
+        ends = f"the name ends in {path.suffix!r}" if path.suffix else "the name has no ending"
         raise UsageError(
-            f"output {path}: the name ends in {path.suffix or 'nothing'!r}, "
-            f"expected {' or '.join(suffixes)}",
-            fix=f"use {path.with_suffix(suffixes[0]).name}" if path.stem else None,
+            f"output {path}: {ends}, expected {' or '.join(suffixes)}",
+            fix=f"use {path.with_suffix(suffixes[0]).name}",
         )
     size = len(os.fsencode(part_path(path).name)) if path.name else 0
     if size > MAX_NAME_BYTES:
@@ -127,6 +132,15 @@ def check_output(
     refuse_inputs([path], inputs)
     if os.path.lexists(path) and not overwrite:
         raise OutputError(f"{path} exists", fix="add --overwrite, or choose another name")
+
+
+def check_named(path: Path) -> None:
+    """Raise `UsageError` for a path that names no file: `.`, `..`, `/` or a folder without ending.
+
+    A folder under the name of a file (`out.mp4`) is left to `check_output`.
+    """
+    if not path.stem or path.name == ".." or (not path.suffix and path.is_dir()):
+        raise UsageError(f"output {path} is a folder", fix="name a file in it")
 
 
 def refuse_inputs(outputs: Iterable[Path], inputs: Iterable[Path]) -> None:

@@ -23,6 +23,7 @@ import av
 from av.container import OutputContainer
 from av.video.stream import VideoStream
 
+from .begun import MADE_HERE
 from .encoder import VideoPacket, VideoSettings, configure
 
 #: In order of preference; the second gives files that stay fragmented.
@@ -95,7 +96,7 @@ class GrowingMP4:
         self._container: OutputContainer = av.open(
             self.sink, "w", format="mp4", options={"movflags": flags, "flush_packets": "1"}
         )
-        self._container.metadata.update(settings.metadata)
+        self._container.metadata.update(settings.metadata or MADE_HERE)
         stream: Any = self._container.add_stream(settings.encoder, rate=settings.fps)
         self.stream: VideoStream = stream
         configure(self.stream.codec_context, settings, rate=settings.fps)

@@ -37,7 +37,7 @@ class LatentsWriter:
 
     `dtype` is torch's float32, bfloat16, float16 or float64; slices are converted to it. The tensor
     is stored as `key`. `keep_frames` continues a stopped run: its first frames are taken over and
-    the rest is written again.
+    the rest is written again. `continued` says that a part which is emptied is not worth a line.
 
     As a context manager it closes on success and keeps the part file on an exception. Raises
     `UsageError` for another dtype or metadata that is no text, and `OutputError` when the file
@@ -54,6 +54,7 @@ class LatentsWriter:
         key: str = LATENTS_KEY,
         overwrite: bool = False,
         keep_frames: int = 0,
+        continued: bool = False,
         notes: Notes | None = None,
     ) -> None:
         code = {f"torch.{name}": code for code, name in DTYPES.items()}.get(str(dtype))
@@ -71,7 +72,11 @@ class LatentsWriter:
         self._done = bytearray(self.shape.frames)
         self._head, self._count_at = _header(self.shape, code, metadata, keep_frames, key)
         self._part = PartFile(
-            path, keep=keep_frames > 0, notes=notes if notes is not None else Notes()
+            path,
+            keep=keep_frames > 0,
+            known=continued,
+            overwrite=overwrite,
+            notes=notes if notes is not None else Notes(),
         )
         try:
             if keep_frames:

@@ -277,10 +277,11 @@ class TensorSource:
         if bad.any():
             b, c, t, y, x = (int(i) for i in bad.nonzero()[0])
             value = "NaN" if tensor[b, c, t, y, x].isnan() else "infinity"
+            count = int(bad.sum())
             raise InputError(
                 f"{self.path}: {value} in the {self.what}, frame {start + t}, channel {c} "
-                f"(row {y}, column {x}); {int(bad.sum())} bad values in frames {start} to "
-                f"{stop - 1}",
+                f"(row {y}, column {x}); {count} bad value{'' if count == 1 else 's'} in "
+                f"frames {start} to {stop - 1}",
                 fix="make the file again with finite values",
             )
         return tensor

@@ -14,6 +14,7 @@ from pathlib import Path
 from sanawm.errors import OutputBusy, OutputError
 from sanawm.notes import Notes
 
+from .begun import is_ours, refusal
 from .files import part_path, write_error
 
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
@@ -24,22 +25,37 @@ class PartFile:
 
     With `keep` what an earlier run left in it stays (it must exist); otherwise it is emptied, with
     a line in `notes` when something was in it, unless it is `known`: then a run state holds the
-    same, and nothing is lost. Raises `OutputBusy` when another run holds it, and
-    `OutputError` when it cannot be opened.
+    same, and nothing is lost. A file that sanawm has not begun is replaced with `overwrite` alone.
+    Raises `OutputBusy` when another run holds it, and `OutputError` when it cannot be opened.
     """
 
     def __init__(
-        self, target: Path, *, keep: bool = False, known: bool = False, notes: Notes
+        self,
+        target: Path,
+        *,
+        keep: bool = False,
+        known: bool = False,
+        overwrite: bool = False,
+        notes: Notes,
     ) -> None:
         self.target = target
         self.path = part_path(target)
         self._notes = notes
         self.fd = self._lock(keep)
-        left = os.fstat(self.fd).st_size
         if not keep:
-            if left and not known:
-                notes.info(f"replaced {self.path}, left by an unfinished run ({left} bytes)")
-            self.truncate(0)
+            self._empty(known=known, overwrite=overwrite)
+
+    def _empty(self, *, known: bool, overwrite: bool) -> None:
+        """Empty the file and say what was in it; refuse when it is someone else's."""
+        left = self.size
+        if not is_ours(self.path):
+            if not overwrite:
+                self.release()
+                raise refusal(self.target, "was not made by sanawm")
+            self._notes.change(f"replaced {self.path}, which was not made by sanawm ({left} bytes)")
+        elif left and not known:
+            self._notes.info(f"replaced {self.path}, left by an unfinished run ({left} bytes)")
+        self.truncate(0)
 
     def _lock(self, keep: bool) -> int:
         """Return a locked descriptor of the file that bears the part's name now."""

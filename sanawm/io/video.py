@@ -107,7 +107,9 @@ class VideoWriter:
         self._error: Exception | None = None
         self._result: VideoFile | None = None
         self._kept: tuple[int, int] | None = None
-        self._part = PartFile(path, keep=keep_frames > 0, known=continued, notes=notes)
+        self._part = PartFile(
+            path, keep=keep_frames > 0, known=continued, overwrite=overwrite, notes=notes
+        )
         try:
             self._mp4 = (
                 keep_part_frames(self._part, settings, keep_frames)

@@ -65,8 +65,17 @@ def test_the_second_run_does_nothing_and_says_so(mixed: Batched, tmp_path: Path)
     assert done.code == 1  # the bad lines are still bad
     assert "nothing to do" in done.err
     assert {p.name: p.stat().st_mtime_ns for p in folder.glob("*.mp4")} == before
-    statuses = [row["status"] for row in rows_of(folder / "report.jsonl")]
+    rows = rows_of(folder / "report.jsonl")
+    statuses = [row["status"] for row in rows]
     assert statuses.count("skipped") == len(MIXED)
+    for row in rows:  # what is known of the finished jobs stays in the report
+        if row["status"] == "skipped":
+            made = mixed.row(row["id"])
+            for key in ("frames", "recipe_sha256"):
+                assert row[key] == made[key]
+            assert row["output"] == str(folder / f"{row['id']}.mp4")
+            assert row["report"] == str(folder / f"{row['id']}.json")
+            assert row["seconds"] == 0
     assert statuses.count("failed") == len(BROKEN)
 
 
@@ -93,6 +102,7 @@ def test_a_missing_job_is_linked_from_its_finished_twin(mixed: Batched, tmp_path
     assert (folder / "first.mp4").samefile(folder / "twin.mp4")
     rows = {row["id"]: row for row in rows_of(folder / "report.jsonl") if row["id"] == "first"}
     assert rows["first"]["shared_with"] == "twin"
+    assert rows["first"]["frames"] == mixed.row("first")["frames"] > 0
 
 
 def test_other_settings_replace_no_video(mixed: Batched, latents: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sanawm.batch.manifest import Line, open_manifest
-from sanawm.errors import UsageError
+from sanawm.errors import MissingFile, UsageError
 
 LINES = [Line(2, {"id": "a", "seed": "1"}), Line(4, {"id": "b, c", "prompt": 'say "hi"'})]
 CSV = 'id,seed,prompt\na,1,\n\n"b, c",,"say ""hi"""\n'
@@ -104,7 +104,7 @@ def test_a_quotation_mark_that_stays_open_is_told(tmp_path: Path) -> None:
     ("name", "content", "word"),
     [
         ("m.json", "[]", "the name ends in '.json'"),
-        ("m", "", "the name ends in 'nothing'"),
+        ("m", "", "the name has no ending, expected .jsonl"),
         ("m.jsonl", '{"a": 1}'.encode("utf-16"), "UTF-16"),
         ("m.jsonl", '{"defaults": 1}\n', "defaults must be a table"),
         ("m.jsonl", '{"defaults": {}, "id": "a"}\n', "holds nothing else"),
@@ -130,11 +130,11 @@ def test_what_is_no_manifest_is_refused(
 
 
 def test_a_manifest_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="No such file"):
-        open_manifest(tmp_path / "m.jsonl")
     (tmp_path / "n.jsonl").mkdir()
-    with pytest.raises(UsageError, match="cannot be read"):
-        open_manifest(tmp_path / "n.jsonl")
+    for name, word in (("m.jsonl", "no such file"), ("n.jsonl", "folder"), ("", "folder")):
+        with pytest.raises(MissingFile, match=word) as caught:
+            open_manifest(tmp_path / name)
+        assert caught.value.fix
 
 
 @pytest.fixture(scope="module")

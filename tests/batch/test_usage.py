@@ -32,7 +32,6 @@ def test_help_names_every_option() -> None:
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        (["no.jsonl"], "No such file"),
         (["m.txt"], "the name ends in '.txt'"),
         (["m.jsonl", "--jobs", "0"], "--jobs 0: expected at least 1"),
         (["m.jsonl", "--limit", "0"], "--limit 0"),
@@ -83,6 +82,69 @@ def test_what_is_wrong_for_all_jobs_refuses_the_batch(
     assert done.code == code, done.err
     assert word in done.error
     assert not (tmp_path / "out").exists()
+
+
+def test_a_manifest_that_is_not_there_exits_3(tmp_path: Path) -> None:
+    for path, word in ((tmp_path / "no.jsonl", "no such file"), (tmp_path, "it is a folder")):
+        done = batch(path, tmp_path / "out")
+        assert (done.code, word in done.error, "fix: " in done.error) == (3, True, True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_every_refusal_says_what_to_do(tmp_path: Path) -> None:
+    empty = write_lines(tmp_path / "e.jsonl", [])
+    one = write_lines(tmp_path / "m.jsonl", [{"id": "a", "seed": -1}])
+    for more in (("--jobs", 0), ("--shard", "abc"), ("--engine", "slurm")):
+        assert "fix: use --" in batch(one, tmp_path / "out", *more).error
+    assert 'fix: write one job a line, like {"id"' in batch(empty, tmp_path / "out").error
+    done = batch(one, tmp_path / "out", "--strict")
+    assert "1 of 1 job is bad" in done.error
+    assert "fix: correct it, or leave --strict out" in done.error
+    lines = ['{"id": ', "3", {"id": "a"}, {"id": "a"}]
+    done = batch(write_lines(tmp_path / "n.jsonl", lines), tmp_path / "out", "--dry-run")
+    assert done.err.count("fix: write one object a line, like {") == 2
+    assert "'a' is that of line 3 already\n" in done.err
+    assert "fix: give every job a name of its own" in done.err
+    assert done.out == "4 jobs, 3 bad\n"
+
+
+def test_why_there_is_nothing_to_do(tmp_path: Path) -> None:
+    bad = write_lines(tmp_path / "bad.jsonl", [{"id": "a", "seed": -1}])
+    done = batch(bad, tmp_path / "out", "--dry-run")
+    assert "1 job: 0 to make, 0 done already, 1 bad\n" in done.err
+    assert "nothing to do: the job is bad" in done.err
+    done = batch(bad, tmp_path / "out", "--shard", "2/2", "--dry-run")
+    assert "nothing to do: the manifest has 1 job, none of them is in this shard" in done.err
+    two = write_lines(tmp_path / "two.jsonl", [{"id": "a", "seed": -1}, "x"])
+    assert "nothing to do: all jobs are bad" in batch(two, tmp_path / "out", "--dry-run").err
+
+
+def test_a_part_file_of_someone_else_makes_a_job_bad(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (folder / "a.part.mp4").write_bytes(b"my holidays")
+    (folder / "report.part.jsonl").write_bytes(b"my notes")
+    manifest = write_lines(tmp_path / "m.jsonl", [{"id": "a"}])
+    done = batch(manifest, folder, "--dry-run")
+    assert "a.part.mp4 exists and was not made by sanawm" in done.err
+    done = batch(manifest, folder)
+    assert (done.code, "report.part.jsonl exists and was not made" in done.error) == (5, True)
+    assert (folder / "a.part.mp4").read_bytes() == b"my holidays"
+    assert (folder / "report.part.jsonl").read_bytes() == b"my notes"
+    assert "1 to make" in batch(manifest, folder, "--overwrite", "--dry-run").err
+
+
+def test_a_batch_that_is_stopped_at_once_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def second_signal(self: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sanawm.batch.run.Batch._say_start", second_signal)
+    done = batch(write_lines(tmp_path / "m.jsonl", [{"id": "a"}]), tmp_path / "out")
+    assert done.code == 130
+    assert "error: interrupted; the jobs that were done are kept\n" in done.err
+    assert "fix: run the same command again to go on: done jobs are skipped" in done.err
 
 
 def test_an_output_folder_is_needed(tmp_path: Path) -> None:

@@ -184,3 +184,9 @@ def test_scale_of_the_clip_is_checked() -> None:
     small[:, 2, 3] /= 40
     fit_to_clip(Trajectory(small), 97, hold_last=True, notes=notes)
     assert not notes.warnings
+
+
+def test_no_clip_is_longer_than_an_action_string_can_be() -> None:
+    path = Trajectory(np.tile(np.eye(4, dtype=np.float32), (25, 1, 1)))
+    with pytest.raises(UsageError, match="a clip of 1000001 frames, expected at most 1000000"):
+        fit_to_clip(path, 1_000_001, hold_last=True, notes=Notes())

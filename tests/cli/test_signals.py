@@ -113,7 +113,9 @@ def test_a_second_signal_stops_at_once(clip: Path) -> None:
     with signal_after(log, 2, signal.SIGINT, signal.SIGTERM):
         done = sanawm("--log-file", log, "refine", "--latents", clip, "-o", "o.mp4")
     assert done.code == 143
-    assert "error: interrupted" in done.err
+    assert "error: interrupted after block " in done.err
+    assert "what was finished is kept\n  fix: continue with: " in done.err
+    assert done.err.rstrip().endswith("--resume")
     assert len(video_frames(Path("o.part.mp4"))) >= STRIDE
     assert report_of(Path("o.mp4"))["status"] == "interrupted"
 

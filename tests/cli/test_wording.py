@@ -188,3 +188,96 @@ def test_a_prompt_may_come_through_a_pipe() -> None:
     os.close(ends[0])
     assert done.code == 0, done.err
     assert "a red tower" in done.out
+
+
+# Whose lens
+
+
+def walk(folder: str) -> str:
+    """Write a path with a lens of 75 degrees as a COLMAP model; return the folder's name."""
+    size = ("--width", 96, "--height", 64)
+    action = ("--action", "w-48", "--fov-x", 75, *size)
+    assert sanawm("camera", "make", *action, "-o", folder, "--to", "colmap").code == 0
+    return folder
+
+
+def test_the_lens_of_a_camera_file_beats_a_preset_s() -> None:
+    camera = ("--camera", walk("model"), "--num-frames", 49)
+    done = sanawm("refine", "-c", "tiny", *camera, *DRY)
+    assert done.code == 0, done.err
+    assert "intrinsics from model/images.txt (colmap, w2c, opencv axes): fx fy cx cy = 62.5" in (
+        done.err
+    )
+    assert "its lens is used instead of input.fov_x = 96.03 (preset tiny)" in done.err
+    Path("mine.toml").write_text("[input]\nfov_x = 90\n", encoding="utf-8")
+    for flags, name in (
+        (("--fov-x", 90), "--fov-x 90"),
+        (("--set", "input.fov_x=90"), "--set input.fov_x=90"),
+        (("-c", "tiny", "-c", "mine.toml"), "input.fov_x = 90 (mine.toml)"),
+    ):
+        assert f"intrinsics from {name}: " in sanawm("refine", *flags, *camera, *DRY).err
+
+
+def test_the_lens_of_a_preset_on_another_picture_is_noted() -> None:
+    Image.new("RGB", (96, 64)).save("own.png")
+    own = ("--image", "own.png", "--action", "w-24")
+    line = "input.fov_x = 96.03 (preset tiny) fits the preset's own picture"
+    assert line in sanawm("refine", "-c", "tiny", *own, *DRY).err
+    assert line not in sanawm("refine", "-c", "tiny", *DRY).err
+    assert line not in sanawm("refine", "-c", "tiny", *own, "--fov-x", 80, *DRY).err
+    cleared = sanawm("refine", "-c", "tiny", *own, "--set", "input.fov_x=none", *DRY).err
+    assert line not in cleared
+    assert "90 degrees across the picture are assumed" in cleared
+
+
+# Values that a run could use, options that do nothing, files of another kind
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--height", 0), ("--height 0: expected a whole", "use --height 64, the preset's")),
+        (("--num-frames", "abc"), ("use --num-frames with a whole number, or leave it out",)),
+        (("--num-frames", 99999999999, "--hold-last"), ("expected at most 1000000",)),
+        (("--fps", 0), ("--fps 0: frame rate 0 is not above zero",)),
+        (("--output-fps", 0), ("--output-fps 0: frame rate 0 is not above zero",)),
+        (("--action", ""), ("--action is empty", "leave it out")),
+        (
+            ("--video", "own.png"),
+            ("a picture by its ending '.png', expected a video", "use --image own.png"),
+        ),
+        (
+            ("--latents", "own.png"),
+            ("a picture by its ending '.png', expected a file of", "use --image own.png"),
+        ),
+    ],
+    ids=str,
+)
+def test_refused_with_what_would_work(flags: tuple[object, ...], words: tuple[str, ...]) -> None:
+    Image.new("RGB", (96, 64)).save("own.png")
+    done = sanawm("refine", "-c", "tiny", *flags, *DRY)
+    assert done.code == 2, done.err
+    for word in words:
+        assert word in done.error
+
+
+@pytest.mark.parametrize("kind", ["image", "video", "latents"])
+def test_a_folder_is_called_one(kind: str) -> None:
+    done = sanawm("refine", "-c", "tiny", f"--{kind}", ".", *DRY)
+    assert done.code == 3
+    assert f"--{kind} .: a folder, expected a" in done.error
+
+
+def test_offload_on_a_cpu_says_that_it_does_nothing() -> None:
+    line = "--offload all: not used"
+    assert line in sanawm("refine", "--device", "cpu", "--offload", "all", *DRY).err
+    assert line not in sanawm("refine", "--device", "cpu", *DRY).err
+
+
+def test_a_prompt_that_names_a_file_is_noted() -> None:
+    Path("p.txt").write_text("a red tower", encoding="utf-8")
+    line = "--prompt p.txt: taken as the text itself, though there is a file of that name"
+    assert line in sanawm("refine", "-c", "tiny", "--prompt", "p.txt", *DRY).err
+    long = sanawm("refine", "-c", "tiny", "--prompt", "a red tower " * 40, *DRY)
+    assert long.code == 0, long.err
+    assert "taken as the text" not in long.err

@@ -199,3 +199,18 @@ def test_quiet_leaves_stderr_empty(tmp_path: Path) -> None:
     out = tmp_path / "a.npy"
     done = sanawm("--quiet", "camera", "make", "--action", "w-24", "-o", out)
     assert (done.out, done.err) == (f"{out}\n", "")
+
+
+def test_a_folder_is_no_name_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").touch()
+    done = camera("make", "--action", "w-24", "-o", tmp_path)
+    assert done.code == 5
+    assert f"output {tmp_path} is a folder, expected the name of a file" in done.err
+    assert f"-o {tmp_path}/poses.npy" in done.err
+    assert "--to colmap" in done.err
+    assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
+    lens = ("--fov-x", 75, "--width", 96, "--height", 64)
+    assert camera("make", "--action", "w-24", *lens, "--to", "colmap", "-o", tmp_path).code == 0
+    done = camera("make", "--action", "w-24", "--to", "colmap", "-o", tmp_path / "new")
+    assert done.code == 2
+    assert "--fov-x" in done.err

@@ -14,7 +14,7 @@ from PIL import Image
 
 from tests.cli.command import sanawm
 
-from .places import FORMATS, TESTS, case
+from .places import TESTS, case
 
 DOCS = TESTS.parent / "docs"
 PAGE = (DOCS / "cameras.md").read_text(encoding="utf-8")
@@ -23,19 +23,8 @@ CONSOLES = re.findall(r"```console\n(.*?)```", PAGE, flags=re.DOTALL)
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the files that the page names."""
-    model = tmp_path / "colmap" / "sparse" / "0"
-    model.mkdir(parents=True)
-    for name in ("images.txt", "cameras.txt"):
-        shutil.copy(case("C09") / name, model)
-    for source, name in (
-        (case("C04/w2c_opencv.npy"), "w2c.npy"),
-        (case("C08/transforms.json"), "transforms.json"),
-        (FORMATS / "blender_transforms.json", "transforms_train.json"),
-        (case("C07/clip.txt"), "clip.txt"),
-        (case("C01/nan.npy"), "broken.npy"),
-    ):
-        shutil.copy(source, tmp_path / name)
+    """A folder with the one file that the page does not make itself."""
+    shutil.copy(case("C01/nan.npy"), tmp_path / "broken.npy")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -228,12 +228,12 @@ class TestOneRunAtATime:
         assert len(decode(path)) == 16
 
     def test_stale_part_is_told(self, tmp_path: Path) -> None:
-        (tmp_path / "o.part.mp4").write_bytes(b"stale")
+        (tmp_path / "o.part.mp4").write_bytes(b"\0\0\0\x24ftypisom")
         notes = Notes()
         with VideoWriter(tmp_path / "o.mp4", SETTINGS, notes=notes) as writer:
             writer.write(moving_clip(1))
         assert notes.infos == [
-            f"replaced {tmp_path}/o.part.mp4, left by an unfinished run (5 bytes)"
+            f"replaced {tmp_path}/o.part.mp4, left by an unfinished run (12 bytes)"
         ]
 
     def test_lock_taken_just_after_a_rename(

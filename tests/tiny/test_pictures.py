@@ -32,10 +32,10 @@ def test_refining_halves_the_error_of_the_latents(case: RefinerCase, refined: Te
 def test_refined_pictures_are_nearer_to_the_truth(case: RefinerCase, shown: Shown) -> None:
     """The share of the way from the input's PSNR to the VAE's that refining goes.
 
-    Measured 0.205 on these clips. The target of 0.25 is missed.
+    Measured 0.31 on these clips, 0.28 on sixteen.
     """
     low, high, best = (block_psnr(p, case.pixels, BLOCKS) for p in shown)
-    assert (high - low) / (best - low) >= 0.18
+    assert (high - low) / (best - low) >= 0.25
 
 
 def test_errors_do_not_pile_up_in_the_history(
@@ -43,13 +43,13 @@ def test_errors_do_not_pile_up_in_the_history(
 ) -> None:
     """The last block is nearly as good as if all the blocks before had been the truth.
 
-    Measured 0.21 dB worse on these clips. The target of 0.2 dB is missed.
+    Measured 0.05 dB worse on these clips, 0.17 dB on sixteen.
     """
     taught = decode(models, preset.refine(models, case, true_history=True))
     lost = block_psnr(taught, case.pixels, BLOCKS) - block_psnr(shown.refined, case.pixels, BLOCKS)
-    assert lost <= 0.25
+    assert lost <= 0.2
 
 
 def test_blocks_join_without_a_jump(shown: Shown) -> None:
-    """Measured 1.232 on these clips, the VAE alone 1.212. The target of 1.2 is missed."""
-    assert border_flicker(shown.refined) <= 1.26
+    """Measured 0.93 on these clips, 1.06 on sixteen."""
+    assert border_flicker(shown.refined) <= 1.2

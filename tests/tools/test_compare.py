@@ -97,6 +97,11 @@ def test_a_seam_at_block_borders_is_named(original: Path, tmp_path: Path) -> Non
     assert (
         "B jumps at block borders" in sanawm("compare", original, seam, "--block-frames", BLOCK).out
     )
+    text = sanawm("compare", original, seam, "--block-frames", BLOCK).out
+    assert "no failure by itself (1 is even), but B has more of it" in text
+    both = sanawm("compare", seam, seam, "--block-frames", BLOCK).out
+    assert "A and B jump at block borders" in both
+    assert "no failure (1 is even): A and B have it alike" in both
     inside = moving().astype(int)
     inside[18:] += 6  # as large, but not at a border
     other = write_lossless(tmp_path / "c.mkv", np.clip(inside, 0, 255).astype(np.uint8))
@@ -225,7 +230,8 @@ def test_what_cannot_be_compared_is_refused(original: Path, tmp_path: Path) -> N
         assert text in done.error
     assert sanawm("compare", original, original, "--overwrite").code == 2
     assert sanawm("compare", original, original, "--block-frames", 0).code == 2
-    assert sanawm("compare", original, original, "--psnr-min", "nan").code == 2
+    done = sanawm("compare", original, original, "--psnr-min", "nan")
+    assert (done.code, "use --psnr-min 30, say" in done.error) == (2, True)
     assert sanawm("compare", z, z, "--side-by-side", tmp_path / "s.mp4").code == 2
     assert not (tmp_path / "s.mp4").exists()
 

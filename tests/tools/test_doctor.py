@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sanawm.diagnosis import codecs, machine, refiner
+from sanawm.downloads import RELEASED
 from sanawm.io.encoder import ENCODERS
 from sanawm.refiner.model import RefinerModel
 from sanawm.tensorfile import read_header
@@ -137,10 +138,38 @@ def test_settings_that_cannot_run_here_fail(monkeypatch: pytest.MonkeyPatch) -> 
         assert found["devices"]["status"] == "FAIL"
 
 
-def test_models_of_the_hub_are_a_note() -> None:
+def test_models_of_the_hub_are_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "capacity_bytes", lambda device: 10**12)
+    monkeypatch.setattr(machine, "memory_bytes", lambda: (10**12, 10**12))
+    monkeypatch.setattr(machine, "free_space", lambda folder: 10**12)
     found = checks("-c", "streaming-720p")
+    assert found["memory"]["status"] == found["hub cache"]["status"] == "ok"
+    assert found["memory"]["needed_bytes"] > 100 * 10**9
+    assert found["hub cache"]["fetched_bytes"] == sum(RELEASED.values())
     assert found["models"]["status"] == "note"
     assert {m["state"] for m in found["models"]["models"].values()} == {"hub"}
+
+
+def test_a_machine_too_small_for_the_config_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "capacity_bytes", lambda device: 60 * 10**9)
+    monkeypatch.setattr(machine, "memory_bytes", lambda: (50 * 10**9, 60 * 10**9))
+    monkeypatch.setattr(machine, "free_space", lambda folder: 80 * 10**9)
+    found = checks("-c", "streaming-720p", "--set", "runtime.device=cpu", code=1)
+    assert {n for n, c in found.items() if c["status"] == "FAIL"} == {"memory", "hub cache"}
+    assert "; a run takes about " in found["memory"]["found"]
+    assert "--precision bf16" in found["memory"]["fix"]
+    assert "the first run fetches about 107 GB into it" in found["hub cache"]["found"]
+    monkeypatch.setattr(machine, "memory_bytes", lambda: (1 << 28, 60 * 10**9))
+    tiny = checks("-c", "tiny", "--set", "runtime.device=cpu")
+    assert tiny["memory"]["status"] == "note"
+    assert tiny["hub cache"]["status"] == "ok"
+
+
+def test_one_thread_is_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert ", 1 thread;" in machine.check_devices("cpu").found
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert ", 2 threads;" in machine.check_devices("cpu").found
 
 
 def test_an_encoder_that_gives_other_frames_back_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,6 +112,15 @@ def test_our_video_tells_how_it_was_made(run: Path) -> None:
     assert "refiner.block_size" not in text
 
 
+def test_a_part_file_is_called_unfinished(run: Path, tmp_path: Path) -> None:
+    part = tmp_path / "x.part.mp4"
+    part.write_bytes((run / "out.mp4").read_bytes())
+    found = look(part)
+    assert found["title"].endswith(", unfinished")
+    assert found["unfinished"] is True
+    assert look(run / "out.mp4")["unfinished"] is False
+
+
 def test_other_videos_and_texts_are_known(run: Path, tmp_path: Path) -> None:
     from tests.io.clips import moving_clip
     from tests.tools.clips import write_lossless

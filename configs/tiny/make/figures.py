@@ -71,7 +71,8 @@ def refiner_figures(folder: Path) -> list[str]:
         f"VAE, 16 clips of 25 frames: **{sum(by_clip) / len(by_clip):.2f} dB** "
         f"({min(by_clip):.1f} to {max(by_clip):.1f})",
         "",
-        f"Refiner, {REFINER_CLIPS} clips of {BLOCKS} blocks, sigmas {sigmas}, window {tuple(window)}:",
+        f"Refiner, {REFINER_CLIPS} clips of {BLOCKS} blocks, "
+        f"sigmas {sigmas}, window {tuple(window)}:",
         "",
         "| block | latent error in | out | ratio | PSNR in | out | VAE | gap closed |",
         "|---|---|---|---|---|---|---|---|",
