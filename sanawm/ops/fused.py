@@ -88,7 +88,7 @@ def _norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
         return y.view(x.shape)
     inverse = torch.rsqrt(mean_square + eps)
     y = x * inverse if x.dtype == torch.float32 else x.float().mul_(inverse)
-    return (y if weight is None else y.mul_(weight)).to(x.dtype)
+    return (y if weight is None else y.mul_(weight.float())).to(x.dtype)
 
 
 def _mean_square(x: Tensor) -> Tensor:
