@@ -10,11 +10,11 @@ import typer
 
 from sanawm.batch.asked import Asked
 from sanawm.batch.manifest import open_manifest
-from sanawm.batch.progress import counted
 from sanawm.batch.request import BatchRequest
 from sanawm.batch.shard import WHOLE, Shard
 from sanawm.config import DEFAULT_PRESET
 from sanawm.events import Event
+from sanawm.notes import counted
 
 from .batch_params import options
 from .console import Console

@@ -43,3 +43,8 @@ class Notes:
         lines.append(text)
         if self.listener is not None:
             self.listener(level, text)
+
+
+def counted(number: int | str, what: str) -> str:
+    """Return a number with its noun: `1 job`, `2 jobs`, `unknown jobs`."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

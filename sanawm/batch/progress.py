@@ -55,11 +55,6 @@ class Progress:
         return self.seconds * max(self.work_left - begun * share, 0) / done
 
 
-def counted(number: int, what: str) -> str:
-    """Return a number with its noun: `1 job`, `2 jobs`."""
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
 def clock(seconds: float | None) -> str:
     """Return a duration as `1:02:03`, `2:03` or `?`."""
     if seconds is None:

@@ -8,14 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sanawm.errors import InputError, OutputError, SanawmError, UsageError
-from sanawm.notes import Notes
+from sanawm.notes import Notes, counted
 
 from .asked import Asked, Reader, job_id
 from .check import Checker
 from .index import JobIndex
 from .jobs import Job, Outcome
 from .manifest import Line, Manifest, open_manifest
-from .progress import counted
 from .report import report_path
 from .request import BatchRequest
 

@@ -17,13 +17,13 @@ from typing import Any
 from sanawm.errors import MachineError, OutputError, SanawmError
 from sanawm.events import Event, Listener, ignore
 from sanawm.io.files import write_error
-from sanawm.notes import Notes
+from sanawm.notes import Notes, counted
 
 from .engine import Ended, Engine
 from .engines import start_engine
 from .index import Taste
 from .jobs import Job, Outcome
-from .progress import Progress, Running, counted
+from .progress import Progress, Running
 from .reading import ManifestCheck
 from .report import BatchReport
 from .request import BatchRequest

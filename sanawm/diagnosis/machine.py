@@ -13,6 +13,7 @@ from sanawm.errors import SanawmError
 from sanawm.estimate import MemoryEstimate
 from sanawm.io.files import free_space
 from sanawm.measure import capacity_bytes, memory_bytes
+from sanawm.notes import counted
 
 from .check import Check
 
@@ -80,7 +81,7 @@ def check_devices(wanted: str) -> Check:
         "torch_build": build,
     }
     lines = [f"cuda:{i}  {c['name']}, {c['bytes'] / 1e9:.1f} GB" for i, c in enumerate(cards)]
-    counts = f"{_count(data['cores'], 'core')}, {_count(threads, 'thread')}"
+    counts = f"{counted(data['cores'] or 'unknown', 'core')}, {counted(threads, 'thread')}"
     found = f"{data['cpu']}, {counts}; torch is {build}"
     try:
         chosen = choose_device(wanted)
@@ -88,11 +89,6 @@ def check_devices(wanted: str) -> Check:
         return Check("devices", "FAIL", e.message, e.fix, (found, *lines), data)
     data["chosen"] = str(chosen)
     return Check("devices", "ok", f"{found}; runs use {chosen}", None, tuple(lines), data)
-
-
-def _count(number: int | None, what: str) -> str:
-    """Return `1 thread`, `2 threads`."""
-    return f"{number or 'unknown'} {what}{'' if number == 1 else 's'}"
 
 
 def _has_cuda() -> bool:

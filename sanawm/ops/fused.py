@@ -160,18 +160,21 @@ EAGER = BlockOps(
 )
 
 
-def _plain_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+def _scaled(x: Tensor, eps: float) -> Tensor:
+    """Return `x / rms(x)` in float32."""
     y = x.float()
-    y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + eps)
+    return y * torch.rsqrt(y.square().mean(-1, keepdim=True) + eps)
+
+
+def _plain_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    y = _scaled(x, eps)
     if weight is not None:
         y = y * weight
     return y.to(x.dtype)
 
 
 def _plain_norm_modulate(x: Tensor, shift: Tensor, scale1: Tensor, eps: float) -> Tensor:
-    y = x.float()
-    y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + eps)
-    return (y * scale1.float() + shift.float()).to(x.dtype)
+    return (_scaled(x, eps) * scale1.float() + shift.float()).to(x.dtype)
 
 
 # The norms below are of the rounded sum: the next layer reads that one too.
@@ -201,8 +204,7 @@ def _plain_gelu(x: Tensor) -> Tensor:
 def _plain_norm_rotate_into(
     out: Tensor, x: Tensor, norm: WideNorm, table: RopeTable, kind: RopeKind
 ) -> Tensor:
-    y = x.float()
-    y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + norm.eps) * norm.weight.float()
+    y = _scaled(x, norm.eps) * norm.weight.float()
     return _plain_rotate_into(out, split_heads(y, out.shape[1]), table, kind)
 
 

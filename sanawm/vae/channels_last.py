@@ -25,6 +25,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sanawm.ops.linear import needs_gradients as needs_gradients
+
 from .config import PaddingMode, Stride
 
 #: Values in a slice of element-wise work, for each thread: 2 MiB in float32. Smaller slices pay for
@@ -32,11 +34,6 @@ from .config import PaddingMode, Stride
 SLICE_VALUES = 1 << 19
 #: Where the two ends of a padded row or column come from, by padding mode.
 BORDERS = {"reflect": (2, -3), "replicate": (1, -2), "circular": (-2, 1)}
-
-
-def needs_gradients(x: Tensor, weight: Tensor) -> bool:
-    """Return whether the step may be differentiated: it then runs in its plain form."""
-    return torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
 
 
 def new_tensor(like: Tensor, B: int, C: int, T: int, H: int, W: int) -> Tensor:
