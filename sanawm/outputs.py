@@ -62,7 +62,13 @@ class Outputs:
 
     def files(self) -> list[Path]:
         """Return every single file that will be written."""
-        names = ("video", *SIDE_FILES)
+        return self._named(("video", *SIDE_FILES))
+
+    def growing(self) -> list[Path]:
+        """Return the files that grow as part files of their own."""
+        return self._named(GROWING)
+
+    def _named(self, names: Iterable[str]) -> list[Path]:
         return [p for p in (getattr(self, n) for n in names) if p is not None]
 
 

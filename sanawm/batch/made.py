@@ -36,9 +36,8 @@ def check_free(plan: Plan, recipe: str, *, tried: bool) -> None:
     state, or a batch has `tried` the job before.
     """
     outputs = plan.outputs
-    for path in (outputs.video, outputs.save_latents, outputs.save_stage1, outputs.save_noise):
-        if path is not None:
-            check_part(path, overwrite=False)
+    for path in outputs.growing():
+        check_part(path, overwrite=False)
     half = half_done(plan)
     # Latents do not tell their recipe, so those of an unfinished run count as its own.
     known = outputs.video is not None or not half
