@@ -84,6 +84,18 @@ def test_only_the_camera_changes_and_the_latents_do(
     assert (ahead[:, :, 1:] - turned[:, :, 1:]).abs().max() > 1e-3
 
 
+def test_only_the_camera_changes_and_the_pixels_do(tmp_path: Path) -> None:
+    """Whole runs, decoded from their files: the same walk, ahead and turning."""
+    films = {}
+    for action in ("w-24", "dw-24"):
+        run(plan_of(tmp_path, f"input.action={action}", name=action))
+        films[action] = frames_of(tmp_path / f"{action}.mp4")
+    ahead, turned = (np.stack([np.frombuffer(f, np.uint8) for f in x]) for x in films.values())
+    apart = np.abs(ahead.astype(float) - turned).mean(1)
+    assert apart[-1] > 4  # levels of 255
+    assert apart[-1] > 2 * apart[0]  # both begin with the same picture
+
+
 def test_without_camera_projections_the_camera_is_not_seen(
     first: Tensor, caption: Stage1Caption
 ) -> None:

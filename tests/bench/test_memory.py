@@ -10,7 +10,7 @@ from .memory import FRAMES, KINDS, LIMIT, Kind, measure
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS[:2], ids=lambda k: k.name)
+@pytest.mark.parametrize("kind", KINDS[:3], ids=lambda k: k.name)
 def test_a_clip_twice_as_long_needs_no_more_memory(tmp_path: Path, kind: Kind) -> None:
     short, long = (measure(kind, frames, folder=tmp_path) for frames in FRAMES)
     assert long <= LIMIT * short

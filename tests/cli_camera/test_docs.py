@@ -14,7 +14,7 @@ from PIL import Image
 
 from tests.cli.command import sanawm
 
-from .places import TESTS, case
+from .places import FORMATS, TESTS, case
 
 DOCS = TESTS.parent / "docs"
 PAGE = (DOCS / "cameras.md").read_text(encoding="utf-8")
@@ -65,6 +65,44 @@ def test_every_format_is_in_the_table() -> None:
     table = {cells[1].strip(" `"): cells[6].strip() for cells in rows if len(cells) == 8}
     assert set(table) == set(READ)
     assert {name for name, written in table.items() if written == "yes"} == set(OUTPUT_FORMATS)
+
+
+def readme_recipes() -> dict[str, list[str]]:
+    """Return the flags of each source in the README's table of cameras."""
+    text = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    section = text.partition("## Cameras\n")[2].partition("\n## ")[0]
+    rows = [line.split("|") for line in section.splitlines() if line.endswith("` |")]
+    return {cells[1].strip(): shlex.split(cells[4].strip(" `")) for cells in rows}
+
+
+RECIPES = readme_recipes()
+#: Files of the recipes, and where the same trajectory lies in that format.
+SAMPLES = {
+    "model/images.txt": "colmap_images.txt", "model/cameras.txt": "colmap_cameras.txt",
+    "transforms.json": "nerfstudio_transforms.json",
+    "camera_path.json": "nerfstudio_camera_path.json",
+    "transforms_train.json": "blender_transforms.json", "clip.txt": "re10k.txt",
+    "tum.txt": "tum.txt", "poses_bounds.npy": "llff_poses_bounds.npy",
+}  # fmt: skip
+
+
+def test_the_readme_has_a_recipe_for_every_format() -> None:
+    from sanawm.camera.raw import FORMATS as READ
+
+    assert len(RECIPES) == len(READ)  # npy and npz share a row, keys have one of their own
+
+
+@pytest.mark.parametrize("source", RECIPES)
+def test_a_recipe_of_the_readme_plans_a_run(source: str, folder: Path) -> None:
+    (folder / "model").mkdir()
+    for name, sample in SAMPLES.items():
+        shutil.copy(FORMATS / sample, folder / name)
+    assert sanawm("camera", "make", "--action", "w-24,dw-24", "-o", "poses.npy").code == 0
+    assert sanawm("camera", "convert", "poses.npy", "--to", "kitti", "-o", "kitti.txt").code == 0
+    done = sanawm("refine", "-c", "tiny", "-o", "out.mp4", *RECIPES[source], "--dry-run")
+    assert done.code == 0, done.err
+    assert "net move" in done.out
+    assert not (folder / "out.mp4").exists()
 
 
 def test_the_picture_can_be_drawn_again(tmp_path: Path) -> None:
