@@ -3,7 +3,7 @@
     import sanawm
 
     pipe = sanawm.Pipeline.from_config("tiny")
-    prompt = pipe.encode_prompt("a red tower on green ground")
+    prompt = pipe.encode_prompt("a red tower on sand ground")
     chunks = pipe.refine(latents, prompt)             # one refined block at a time
     sanawm.write_video(pipe.decode(chunks), "out.mp4", fps=16)
 

@@ -14,6 +14,8 @@ from .plan import Plan
 if TYPE_CHECKING:
     import torch
 
+    from .camera.trajectory import Trajectory
+
 
 def plan_lines(
     plan: Plan,
@@ -90,8 +92,7 @@ def dry_run_lines(
         from .camera.motion import summarise_motion
 
         summary = summarise_motion(plan.camera, fps=float(plan.fps))
-        use = "" if plan.has_stage1 else " (recorded; it does not change these pixels)"
-        lines += [f"camera {plan.camera.source}{use}"]
+        lines += [f"camera {_camera(plan.camera, plan)}"]
         lines += [f"  {line}" for line in summary.lines()]
     lines += ["settings"]
     for key, row in plan.settings.table().items():
@@ -99,11 +100,29 @@ def dry_run_lines(
     return lines
 
 
-def _prompt(plan: Plan) -> str:
+def sheet_lines(plan: Plan) -> list[str]:
+    """Return what a contact sheet says about its pictures."""
+    size, frames = plan.pixels, plan.frames.written
+    lines = [
+        f"{size.width}x{size.height}, {frames} frames at {float(plan.output_fps):g} fps = "
+        f"{plan.seconds:.2f} s",
+        f"prompt  {_prompt(plan, most=None)}",
+    ]
+    if plan.camera is not None:
+        lines.append(f"camera  {_camera(plan.camera, plan)}")
+    return lines
+
+
+def _camera(camera: Trajectory, plan: Plan) -> str:
+    use = "" if plan.has_stage1 else " (recorded; it does not change these pixels)"
+    return f"{camera.source}{use}"
+
+
+def _prompt(plan: Plan, *, most: int | None = 72) -> str:
     if plan.prompt.text is None:
         return f"embeddings from {plan.prompt.embeds}"
     text = " ".join(plan.prompt.text.split())
-    return text if len(text) <= 72 else text[:71] + "…"
+    return text if most is None or len(text) <= most else text[: most - 1] + "…"
 
 
 def _input_lines(plan: Plan) -> list[str]:

@@ -1,7 +1,7 @@
 """Steer the camera while the clip is made: the next poses are decided after the last frames.
 
     pipe = Pipeline.from_config("tiny")
-    live = LiveSession(pipe, picture, "a red tower on green ground", fov_x_deg=90)
+    live = LiveSession(pipe, picture, "a red tower on sand ground", fov_x_deg=90)
     camera = ActionWalk()
     chunk = live.step(camera.walk(f"w-{live.block_frames}"))      # chunk.frames: (T, H, W, 3) uint8
     chunk = live.step(camera.walk(f"dw-{live.block_frames}"))     # decided after looking at them

@@ -3,7 +3,7 @@
 Nothing here holds the whole clip: each iterator works on one chunk and passes it on.
 
     pipe = Pipeline.from_config("tiny")
-    prompt = pipe.encode_prompt("a red tower on green ground")
+    prompt = pipe.encode_prompt("a red tower on sand ground")
     for chunk in pipe.decode(pipe.refine(latents, prompt)):
         chunk.frames        # (T, H, W, 3) uint8
 """

@@ -243,7 +243,9 @@ class OutputWriters:
     def _open_sheet(self, notes: Notes) -> ContactSheet | None:
         if self.plan.outputs.preview is None:
             return None
-        sheet = ContactSheet()
+        from .describe import sheet_lines
+
+        sheet = ContactSheet(about=sheet_lines(self.plan))
         refill_sheet(sheet, self.plan, self.kept, notes=notes)
         return sheet
 

@@ -73,8 +73,7 @@ def files_of(plan: Plan) -> list[Path]:
     """Return every path that a job writes to, also those with names for the meantime."""
     outputs, state = plan.outputs, state_of(plan)
     files = [*outputs.files(), *(p for p in (outputs.frames_dir, state) if p is not None)]
-    growing = (outputs.video, outputs.save_latents, outputs.save_stage1)
-    return [*files, *(part_path(p) for p in growing if p is not None)]
+    return [*files, *(part_path(p) for p in outputs.growing())]
 
 
 def _sides(outputs: Outputs) -> dict[str, Path]:

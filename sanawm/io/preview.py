@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +23,7 @@ MAX_ROWS = 64
 _GAP = 4
 _LABEL_WIDTH = 132
 _HEAD_HEIGHT = 40
+_LINE_HEIGHT = 15
 _BACKGROUND = (24, 24, 28)
 _TEXT = (235, 235, 235)
 _FAINT = (160, 160, 168)
@@ -42,13 +45,15 @@ class ContactSheet:
     """Collect up to `per_row` thumbnails a block and draw them as one PNG.
 
     The first and the last frame of every block are among them: a boundary lies between the last
-    picture of a row and the first of the next.
+    picture of a row and the first of the next. `about` are lines above the pictures that say what
+    they show; what does not fit the width is cut off.
     """
 
-    def __init__(self, *, per_row: int = 6) -> None:
+    def __init__(self, *, per_row: int = 6, about: Sequence[str] = ()) -> None:
         if per_row < 2:
             raise UsageError(f"{per_row} pictures a row, expected 2 or more (first and last)")
         self._per_row = per_row
+        self._about = tuple(about)
         self._rows: list[_Row] = []
         self._stride = 1
         self._blocks = 0
@@ -95,17 +100,21 @@ class ContactSheet:
         width = max(t.shape[1] for r in self._rows for t in r.thumbs)
         caption = 16
         row_height = height + caption + 2 * _GAP + _BOUNDARY_HEIGHT
+        head = _HEAD_HEIGHT + _LINE_HEIGHT * len(self._about)
         size = (
             max(_LABEL_WIDTH + self._per_row * (width + _GAP) + _GAP, 460),
-            _HEAD_HEIGHT + len(self._rows) * row_height + _GAP,
+            head + len(self._rows) * row_height + _GAP,
         )
         sheet = Image.new("RGB", size, _BACKGROUND)
         pen = ImageDraw.Draw(sheet)
         large, small = ImageFont.load_default(size=15), ImageFont.load_default(size=11)
         pen.text((_GAP * 2, 6), self._title(), font=large, fill=_TEXT)
-        pen.text((_GAP * 2, 24), "orange lines are block boundaries", font=small, fill=_FAINT)
+        lines = (*self._about, "orange lines are block boundaries")
+        for number, line in enumerate(lines):
+            fits = _cut(line, small, size[0] - 4 * _GAP)
+            pen.text((_GAP * 2, 24 + _LINE_HEIGHT * number), fits, font=small, fill=_FAINT)
         for number, row in enumerate(self._rows):
-            top = _HEAD_HEIGHT + number * row_height
+            top = head + number * row_height
             if number:
                 pen.rectangle((0, top, size[0], top + _BOUNDARY_HEIGHT - 1), fill=_BOUNDARY)
             top += _BOUNDARY_HEIGHT + _GAP
@@ -123,6 +132,16 @@ class ContactSheet:
     def _title(self) -> str:
         text = f"{self._blocks} blocks, {self._frames} frames"
         return text if self._stride == 1 else f"{text}; one block in {self._stride} is shown"
+
+
+def _cut(line: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> str:
+    """Return as much of `line` as is at most `width` pixels wide."""
+    if font.getlength(line) <= width:
+        return line
+    fitting = bisect_right(
+        range(len(line)), width, key=lambda count: font.getlength(f"{line[:count]}…")
+    )
+    return f"{line[: fitting - 1]}…"
 
 
 def _thumbnail(pixels: np.ndarray) -> np.ndarray:

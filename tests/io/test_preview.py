@@ -70,6 +70,23 @@ class TestContactSheet:
         assert blocks == list(range(0, 200, 4))
         assert sheet._title() == "200 blocks, 400 frames; one block in 4 is shown"
 
+    def test_says_what_is_shown(self, tmp_path: Path) -> None:
+        """Two lines make room for themselves; the one that is too long ends inside the sheet."""
+        plain, told = ContactSheet(per_row=4), ContactSheet(per_row=4, about=["short", "w" * 999])
+        for sheet in (plain, told):
+            sheet.add_block(0, 0, flat(8, 200))
+        pictures = [
+            np.asarray(Image.open(s.save(tmp_path / f"{i}.png")))
+            for i, s in enumerate((plain, told))
+        ]
+        more = pictures[1].shape[0] - pictures[0].shape[0]
+        assert more == 2 * preview._LINE_HEIGHT
+        assert np.array_equal(pictures[0][40:], pictures[1][40 + more :])
+        inked = (pictures[1][:70] != preview._BACKGROUND).any(axis=2)
+        columns = np.flatnonzero(inked.any(axis=0))
+        width = inked.shape[1]
+        assert width - 40 < columns[-1] < width - 8
+
     def test_keeps_only_thumbnails(self) -> None:
         sheet = ContactSheet(per_row=4)
         tracemalloc.start()
