@@ -60,7 +60,7 @@ LENGTH = _flag(
     "--num-frames",
     "video.num_frames",
     int,
-    "Frames at most; snapped to ratio*block*k + 1 (24k + 1 in the release).",
+    "Frames, snapped to ratio*block*k + 1 (24k + 1 in the release); of latents or a video at most.",
     INPUT,
 )
 SIZE = (

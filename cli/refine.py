@@ -43,6 +43,8 @@ def _dry_run(plan: Any, console: Console) -> None:
     from sanawm.components import choose_device, choose_dtype
     from sanawm.describe import dry_run_lines
     from sanawm.estimate import estimate_memory
+    from sanawm.matching import match_components
+    from sanawm.notes import Notes
     from sanawm.placement import choose_places
     from sanawm.report import describe_weights
     from sanawm.resume import resume_line
@@ -54,6 +56,7 @@ def _dry_run(plan: Any, console: Console) -> None:
     dtype = choose_dtype(runtime.precision, device)
     estimate = estimate_memory(plan, device=device, dtype=dtype)
     check_space(plan, estimate, dtype, notes=console.notes)
+    match_components(plan, notes=Notes())  # what is ignored in them is said by a run
     asked = plan.settings.settings.output.resume
     resume = resume_line(plan, device=device, dtype=dtype) if asked else None
     lines = dry_run_lines(plan, device=device, dtype=dtype, estimate=estimate, resume=resume)

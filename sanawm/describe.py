@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -91,7 +92,7 @@ def dry_run_lines(
     if plan.camera is not None:
         from .camera.motion import summarise_motion
 
-        summary = summarise_motion(plan.camera, fps=float(plan.fps))
+        summary = summarise_motion(_seen_through(plan, plan.camera), fps=float(plan.fps))
         lines += [f"camera {_camera(plan.camera, plan)}"]
         lines += [f"  {line}" for line in summary.lines()]
     lines += ["settings"]
@@ -111,6 +112,17 @@ def sheet_lines(plan: Plan) -> list[str]:
     if plan.camera is not None:
         lines.append(f"camera  {_camera(plan.camera, plan)}")
     return lines
+
+
+def _seen_through(plan: Plan, camera: Trajectory) -> Trajectory:
+    """Return the path with the lens that stage 1 is told, which need not be the file's."""
+    from .camera.framing import ImageSize
+
+    lens = getattr(plan.source, "lens", None)
+    if lens is None:
+        return camera
+    size = ImageSize(plan.pixels.width, plan.pixels.height)
+    return replace(camera, intrinsics=lens, source_size=size, fov_x_deg=None)
 
 
 def _camera(camera: Trajectory, plan: Plan) -> str:

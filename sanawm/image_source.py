@@ -23,6 +23,7 @@ from .notes import Notes
 from .refiner.config import RefinerConfig
 from .shapes import LatentShape, VAERatios, Window
 from .sources import Source, regroup, sizes_left
+from .stage1.plan import ChunkWindow, check_chunk_window
 from .states import NO_STATES, StageStates
 
 if TYPE_CHECKING:
@@ -34,10 +35,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ImageClip(Source):
-    """Latents that stage 1 makes of a picture, uint8 `(H, W, 3)`, and camera `rays`."""
+    """Latents that stage 1 makes of a picture, uint8 `(H, W, 3)`, and camera `rays`.
+
+    `lens` is what the rays were made with: `(F, 4)` `fx fy cx cy` in pixels of the clip.
+    """
 
     picture: np.ndarray | None = None
     rays: CameraRays | None = None
+    lens: np.ndarray | None = None
 
     stage: ClassVar[str] = "stage1"
     needs: ClassVar[tuple[str, ...]] = ("stage1",)
@@ -86,16 +91,15 @@ def open_image(
     check_size(video.height, video.width, ratios.space)
     config = stage1_config(settings, download=False, notes=notes)
     check_stage1(config, refiner, ratios, stage1.num_frame_per_block, window)
+    warning = check_chunk_window(ChunkWindow(stage1.num_cached_blocks, stage1.sink_token))
+    if warning is not None:
+        notes.warn(warning)
     pixels = read_image(path, notes=notes)
     source_size = ImageSize(pixels.shape[1], pixels.shape[0])
     picture = fit_image(pixels, width=video.width, height=video.height, notes=notes, name=str(path))
     frames, clip = _path_of_clip(settings, trajectory, ratios.time * window.block, notes)
-    rays = camera_rays(
-        clip.poses,
-        _intrinsics(settings, clip, frames, source_size, notes),
-        size=ImageSize(video.width, video.height),
-        ratios=ratios,
-    )
+    lens = _intrinsics(settings, clip, frames, source_size, notes)
+    rays = camera_rays(clip.poses, lens, size=ImageSize(video.width, video.height), ratios=ratios)
     shape = LatentShape(
         1,
         refiner.in_channels,
@@ -107,7 +111,14 @@ def open_image(
     _check_instruction(settings)
     fixes: dict[str, Any] = {"video.num_frames": frames}
     return ImageClip(
-        "image", path, shape, asked=video.num_frames, fixes=fixes, picture=picture, rays=rays
+        "image",
+        path,
+        shape,
+        asked=video.num_frames,
+        fixes=fixes,
+        picture=picture,
+        rays=rays,
+        lens=lens,
     )
 
 

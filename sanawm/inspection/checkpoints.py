@@ -6,21 +6,17 @@ torch's meta device: a folder that is described here is complete.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sanawm.checkpoint import match_names
 from sanawm.errors import CheckpointError, MissingFile, SanawmError
+from sanawm.matching import match_stage1, match_transformer, match_vae
 from sanawm.notes import Notes
 from sanawm.tensorfile import TensorFiles, read_json
 
 from .finding import Finding, Look
 from .statistics import pieces_of, statistics_of
 from .tensors import STAGE1, component_of, file_rows, look_at_pt, weight_lines
-
-if TYPE_CHECKING:
-    from torch import nn
 
 CONNECTORS = "LTX2TextConnectors"
 REFINERS = ("LTX2VideoTransformer3DModel", "SanaWMLTX2RefinerTransformer3DModel")
@@ -75,22 +71,11 @@ def _describe(
     return Finding(folder, "checkpoint", title, lines, data, listed)
 
 
-def _on_meta(build: Callable[[], nn.Module]) -> nn.Module:
-    import torch
-
-    with torch.device("meta"):
-        return build()
-
-
 def _transformer(folder: Path, look: Look, notes: Notes) -> Finding:
     from sanawm.refiner.config import RefinerConfig
-    from sanawm.refiner.model import RefinerModel
-    from sanawm.refiner.weights import IGNORED
 
     config = RefinerConfig.from_json(folder / "config.json")
-    files = TensorFiles(folder)
-    model = _on_meta(lambda: RefinerModel(config))
-    used = match_names(model, files, ignore=IGNORED, label=str(folder), note=notes.info)
+    files, used = match_transformer(folder, config, notes=notes)
     title = f"refiner transformer, {config.num_layers} layers x {config.width}, complete"
     lines = [
         f"{config.num_attention_heads} heads x {config.attention_head_dim}, "
@@ -111,16 +96,10 @@ def _connectors(folder: Path, look: Look) -> Finding:
 
 
 def _vae(folder: Path, look: Look, notes: Notes) -> Finding:
-    from sanawm.vae import VAEConfig, VAEDecoder, VAEEncoder
-    from sanawm.vae.weights import WEIGHT_FILE
+    from sanawm.vae import VAEConfig
 
     config = VAEConfig.from_json(folder / "config.json", notes=notes)
-    usual = folder / WEIGHT_FILE
-    files = TensorFiles(usual if usual.is_file() else folder)
-    halves = ((VAEEncoder, "decoder.*"), (VAEDecoder, "encoder.*"))
-    for half, other in halves:
-        model = _on_meta(lambda half=half: half(config))  # type: ignore[misc]
-        match_names(model, files, ignore=(other,), label=str(folder), note=notes.info)
+    files = match_vae(folder, config, notes=notes)
     causal = "causal" if config.decoder_causal else "not causal (sees later frames)"
     ratios = config.ratios
     title = f"VAE, {config.latent_channels} latent channels, {causal}, complete"
@@ -146,23 +125,19 @@ def _gemma(folder: Path, kind: str, look: Look) -> Finding:
 def _stage1(folder: Path, look: Look, notes: Notes) -> Finding:
     """Describe a stage-1 folder; its tensors are compared with its YAML, or with the release's."""
     from sanawm.stage1.config import Stage1Config
-    from sanawm.stage1.model import Stage1Model
-    from sanawm.stage1.weights import ignored, open_stage1, weights_file
+    from sanawm.stage1.weights import open_stage1, weights_file
 
     yaml = folder / "config.yaml"
     config = Stage1Config.from_file(yaml, notes=notes) if yaml.is_file() else None
     file = weights_file(folder)
-    source = open_stage1(file)
     shape = config or Stage1Config.released()
-    model = _on_meta(lambda: Stage1Model(shape))
     fit = f"complete for {yaml.name}" if config else "complete for the released architecture"
     try:
-        match_names(
-            model, source, ignore=ignored(shape), label=f"stage 1 ({file})", note=notes.info
-        )
+        source = match_stage1(file, shape, notes=notes)
     except CheckpointError:
         if config is not None:
             raise
+        source = open_stage1(file)  # raises again when the file itself cannot be read
         fit = "of another architecture than the released one; its YAML is not in this folder"
     title = f"stage 1 weights, {fit}"
     line = f"{shape.depth} blocks x {shape.width}, {shape.latent_channels} latent channels"

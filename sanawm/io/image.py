@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import imageio.v3 as iio
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from sanawm.errors import InputError, MissingFile, UsageError
 from sanawm.notes import Notes
@@ -141,6 +141,8 @@ def read_image(path: Path, *, notes: Notes) -> np.ndarray:
         size = path.stat().st_size
         what = "the file is empty" if size == 0 else f"not a picture that can be read ({size} B)"
         raise InputError(f"{path}: {what}", fix="give a PNG or JPEG file") from None
+    except InputError:  # a ValueError too, but it has said already what is wrong
+        raise
     except BROKEN as error:
         raise InputError(
             f"{path}: the picture is broken or cut short ({error})", fix="fetch the file again"
@@ -154,6 +156,8 @@ def _to_rgb(image: Image.Image, path: Path, notes: Notes) -> np.ndarray:
         image.seek(0)
     image.load()
     upright = ImageOps.exif_transpose(image)
+    if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
+        notes.info(f"{path}: turned upright as its EXIF data says")
     if upright.mode in ("F", "LAB", "HSV"):
         raise InputError(
             f"{path}: a picture of mode {upright.mode} has no known range",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from math import ceil
 from pathlib import Path
 from typing import NamedTuple
 
@@ -139,7 +140,7 @@ def _cut(line: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: i
     if font.getlength(line) <= width:
         return line
     fitting = bisect_right(
-        range(len(line)), width, key=lambda count: font.getlength(f"{line[:count]}…")
+        range(len(line)), width, key=lambda count: ceil(font.getlength(f"{line[:count]}…"))
     )
     return f"{line[: fitting - 1]}…"
 

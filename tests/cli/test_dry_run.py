@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from sanawm.settings import all_keys
 
@@ -188,6 +188,73 @@ def test_what_a_run_would_refuse_is_refused(
     done = dry("--latents", latents, "-o", "o.mp4", *options)
     assert done.code == code
     assert words in done.error
+
+
+def stage1_without(folder: Path, *names: str) -> None:
+    """Copy the preset's stage 1, a pickle, without some of its tensors."""
+    shutil.copytree(TINY / "sana_dit", folder)
+    whole = torch.load(folder / "model.pt", weights_only=True)
+    kept = {k: v for k, v in whole["generator"].items() if k.removeprefix("model.") not in names}
+    torch.save({"generator": kept}, folder / "model.pt")
+
+
+def test_weights_that_a_run_would_refuse_are_refused(in_tmp: Path) -> None:
+    """Names, shapes and damage, also of pickles: of those a run reads no header before it loads."""
+    options = ("-o", "o.mp4", "--num-frames", 25, "--set", "model.stage1=sana_dit")
+    stage1_without(Path("sana_dit"), "blocks.0.attn.A_log")
+    done = dry(*options)
+    assert done.code == 3
+    assert "1 missing: blocks.0.attn.A_log" in done.error
+    shutil.rmtree("sana_dit")
+    stage1_without(Path("sana_dit"))
+    assert dry(*options).code == 0
+    whole = Path("sana_dit/model.pt").read_bytes()
+    Path("sana_dit/model.pt").write_bytes(whole[: len(whole) // 2])
+    done = dry(*options)
+    assert done.code == 3
+    assert "sana_dit/model.pt: not a readable .pt file" in done.error
+
+
+def test_a_tensor_that_the_refiner_lacks(in_tmp: Path, latents: Path) -> None:
+    shutil.copytree(TINY / "refiner_diffusers", "refiner_diffusers")
+    tensors = load_file(WEIGHTS)
+    del tensors["proj_out.weight"]
+    save_file(tensors, WEIGHTS)
+    options = ("--latents", latents, "-o", "o.mp4", "--set", "model.refiner=refiner_diffusers")
+    done = dry(*options)
+    assert done.code == 3
+    assert "1 missing: proj_out.weight" in done.error
+
+
+def test_half_a_vae_is_enough_for_latents(in_tmp: Path, latents: Path) -> None:
+    """A run over latents reads no encoder, so a plan needs none."""
+    shutil.copytree(TINY / "ltx2_causal_vae", "vae")
+    (file,) = Path("vae").glob("*.safetensors")
+    halved = {k: v for k, v in load_file(file).items() if not k.startswith("encoder.")}
+    save_file(halved, file)
+    options = ("-o", "o.mp4", "--set", "model.vae=vae")
+    assert dry("--latents", latents, *options).code == 0
+    done = dry(*options, "--num-frames", 25)  # the preset's picture has to be encoded
+    assert done.code == 3
+    assert "missing: encoder." in done.error
+
+
+def test_a_window_of_stage_1_that_cannot_work(in_tmp: Path) -> None:
+    options = ("-o", "o.mp4", "--num-frames", 25)
+    done = dry(*options, "--num-cached-blocks", 1)
+    assert done.code == 2
+    assert "leaves no room for the previous chunk" in done.error
+    done = dry(*options, "--num-cached-blocks", 0)
+    assert done.code == 0
+    assert "stage 1's memory grows with the clip" in done.err
+
+
+def test_the_camera_is_shown_with_the_lens_that_is_used(in_tmp: Path) -> None:
+    make = ("camera", "make", "--action", "w-24", "--fov-x", 75, "--width", 96, "--height", 64)
+    assert command.sanawm(*make, "--to", "colmap", "-o", "model").code == 0
+    options = ("-o", "o.mp4", "--camera", "model", "--num-frames", 25)
+    assert "lens       field of view 75.0 x 54.2 degrees" in dry(*options).out
+    assert "lens       field of view 60.0 x 42.1 degrees" in dry(*options, "--fov-x", 60).out
 
 
 def test_the_released_model_needs_no_network_and_no_weights(in_tmp: Path) -> None:
