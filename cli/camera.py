@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 #: Frames from one clip length of the released model to the next: 8 a latent, 3 latents a block.
 STRIDE = 24
-NO_LENS = "lens       not known: refine takes 90 degrees across its picture unless told otherwise"
+NO_LENS = (
+    "lens       not known: refine takes 90 degrees across its picture unless a preset, --fov-x or "
+    "--intrinsics says otherwise"
+)
 #: What to do about a check that failed.
 FIXES = {
     "length": "--num-frames N with --resample clip or --hold-last makes a path longer",
@@ -31,6 +34,7 @@ FIXES = {
     "field of view": "check that fx fy are in pixels of the picture whose size is given",
     "timestamps": "sort or repair the file",
 }
+FOV_FIX = "give an angle above 25 and below 120 degrees; with a picture the one upright counts too"
 COLMAP_FILES = ("images.txt", "cameras.txt", "points3D.txt")
 
 
@@ -49,7 +53,7 @@ def check(values: dict[str, Any], console: Console) -> None:
     """Print the checks of a camera path; raise `SanawmError` (exit 1) when one of them fails."""
     from sanawm.camera import check_trajectory
 
-    trajectory, _, plot = _seen(values, CHECK, console)
+    trajectory, settings, plot = _seen(values, CHECK, console)
     checks = check_trajectory(trajectory, stride=STRIDE)
     failed = [c.name for c in checks if not c.passed]
     data = {
@@ -61,7 +65,7 @@ def check(values: dict[str, Any], console: Console) -> None:
         "plot": _name(plot),
         **_said(console),
     }
-    lines = [trajectory.source, *_check_lines(checks), *_plot_line(plot)]
+    lines = [trajectory.source, *_check_lines(checks, settings), *_plot_line(plot)]
     _print("\n".join(lines), data, values, console)
     if failed:
         count = f"{len(failed)} of {len(checks)} checks failed"
@@ -227,12 +231,14 @@ def _facts(trajectory: Trajectory, settings: Resolved) -> dict[str, Any]:
     }
 
 
-def _check_lines(checks: Iterable[Check]) -> list[str]:
+def _check_lines(checks: Iterable[Check], settings: Resolved) -> list[str]:
+    given_as_angle = settings.settings.input.fov_x is not None
+    fixes = FIXES | ({"field of view": FOV_FIX} if given_as_angle else {})
     lines = []
     for one in checks:
         lines.append(f"{'ok  ' if one.passed else 'FAIL'}  {one.name:<13}  {one.found}")
-        if not one.passed and one.name in FIXES:
-            lines.append(f"{'':21}fix: {FIXES[one.name]}")
+        if not one.passed and one.name in fixes:
+            lines.append(f"{'':21}fix: {fixes[one.name]}")
     return lines
 
 

@@ -11,7 +11,7 @@ from sanawm.errors import InputError, MissingFile, UsageError
 from sanawm.notes import Notes
 from sanawm.shapes import MAX_FRAMES
 
-from .camera_params import ACTION_FLAGS, FILE_FLAGS
+from .camera_params import ACTION_FLAGS, ACTION_STRING, FILE_FLAGS
 from .params import Flag, given
 
 if TYPE_CHECKING:
@@ -22,19 +22,18 @@ FILE = "FILE"
 
 def path_settings(values: dict[str, Any], flags: Iterable[Flag]) -> Resolved:
     """Return the settings that the flags ask for; raise `UsageError` where they contradict."""
+    flags = tuple(flags)
     typed = given(flags, values)
     if values.get("file") is not None:
         typed["input.camera"] = (FILE, values["file"])
     for name, value in typed.values():
         if value == "":
             raise UsageError(f"{name} is empty", fix="give it a value, or leave it out")
+    _check_size(typed)
     settings = resolve(flags=typed)
     source = settings.settings.input
     if source.camera is None and source.action is None:
-        raise UsageError(
-            "no camera path: neither a file nor --action was given",
-            fix='name a file, or add, say, --action "w-24,dw-24"',
-        )
+        raise _no_path(flags)
     idle: tuple[Flag, ...] = FILE_FLAGS
     about = "a file, and the path is an action string"
     if source.action is None:
@@ -43,14 +42,41 @@ def path_settings(values: dict[str, Any], flags: Iterable[Flag]) -> Resolved:
         if flag.key in typed:
             raise UsageError(f"{flag.shown} is about {about}", fix="leave it out")
     _check_length(settings)
-    if ("video.width" in typed) != ("video.height" in typed):
-        alone, other = (
-            ("--width", "--height") if "video.width" in typed else ("--height", "--width")
-        )
+    return settings
+
+
+def _no_path(flags: tuple[Flag, ...]) -> UsageError:
+    """Return the error for a command without a path; it names what the command takes."""
+    example = '--action "w-24,dw-24"'
+    if FILE_FLAGS[0] not in flags:
+        return UsageError("no camera path: no --action was given", fix=f"add, say, {example}")
+    if ACTION_STRING not in flags:
+        return UsageError("no camera path: no file was given", fix="name a file")
+    return UsageError(
+        "no camera path: neither a file nor --action was given",
+        fix=f"name a file, or add, say, {example}",
+    )
+
+
+def _check_size(typed: dict[str, Any]) -> None:
+    """Raise `UsageError` for half a size, or a side that no picture has.
+
+    The settings' own message would name the width of the preset, which means nothing here.
+    """
+    sides = {"--width": "video.width", "--height": "video.height"}
+    for flag, key in sides.items():
+        value = str(typed[key][1]).strip() if key in typed else "1"
+        if value.lstrip("+-").isdecimal() and int(value) < 1:
+            raise UsageError(
+                f"{flag} {value}: expected a whole number, 1 or more",
+                fix=f"give the {flag.removeprefix('--')} of the image file in pixels",
+            )
+    missing = [flag for flag, key in sides.items() if key not in typed]
+    if len(missing) == 1:
+        (other,), (alone,) = missing, set(sides) - set(missing)
         raise UsageError(
             f"{alone} without {other}: a picture has both", fix=f"add {other}, in pixels"
         )
-    return settings
 
 
 def _check_length(settings: Resolved) -> None:
@@ -134,13 +160,17 @@ def _is_action(text: str) -> bool:
 def _to_length(trajectory: Trajectory, settings: Resolved, notes: Notes) -> Trajectory:
     """Return the trajectory cut, held or resampled as asked; as it is without such a flag."""
     from sanawm.camera import fit_to_clip, poses_available, warn_about_steps
+    from sanawm.camera.clip import note_unused_times
+    from sanawm.camera.motion import warn_about_jumps
 
     camera, fps = settings.settings.camera, frame_rate(settings)
     frames = asked_frames(settings)
     if frames is None and camera.resample == "time":
         frames = poses_available(trajectory, resample="time", fps=fps)
     if frames is None:
+        note_unused_times(trajectory, fps=fps, notes=notes)
         warn_about_steps(trajectory, notes=notes)
+        warn_about_jumps(trajectory, notes=notes)
         return trajectory
     return fit_to_clip(
         trajectory,

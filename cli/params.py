@@ -180,7 +180,7 @@ STAGE1 = (
         "--num-cached-blocks",
         "stage1.num_cached_blocks",
         int,
-        "Earlier chunks that softmax attention sees (2).",
+        "Earlier chunks that softmax attention sees (2); 0: all, and memory grows with the clip.",
         STAGE1_PANEL,
     ),
     _flag(

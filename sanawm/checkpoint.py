@@ -160,7 +160,7 @@ def check_names(
     if parts:
         raise CheckpointError(
             f"{label}: weights do not fit the model; " + "; ".join(parts),
-            fix="check that config.json and weights belong to the same release of this component",
+            fix="check that its config and its weights belong to the same release",
         )
 
 

@@ -99,6 +99,7 @@ def make_plan(settings: Resolved, *, notes: Notes, download: bool) -> Plan:
     `download` allows fetching `hf://` components that are not in the cache; without it their
     released architectures are assumed. Raises the errors of every part.
     """
+    _refuse_empty(settings)
     warn_unused(settings, notes=notes)
     check_places(settings, notes=notes)
     window = _window(settings, notes)
@@ -153,6 +154,14 @@ def make_plan(settings: Resolved, *, notes: Notes, download: bool) -> Plan:
         frames=FrameCounts(source.asked, pixels.frames, _dropped(settings, window)),
         outputs=outputs,
     )
+
+
+def _refuse_empty(settings: Resolved) -> None:
+    """Raise `UsageError` for a flag without a value, such as a shell variable that is not set."""
+    for key in ("image", "latents", "video", "camera", "action", "intrinsics", "noise"):
+        origin = settings.origin(f"input.{key}")
+        if settings.get(f"input.{key}") == "" and origin.kind == "flag":
+            raise UsageError(f"{origin} is empty", fix="give it a value, or leave it out")
 
 
 def _with_lens_of(trajectory: Trajectory | None, settings: Resolved, notes: Notes) -> Resolved:
@@ -352,11 +361,6 @@ def _fit_camera(
 def _read_camera(settings: Resolved, notes: Notes) -> Trajectory | None:
     """Return the path as it was given, before it is fitted to the clip; None when there is none."""
     given, options = settings.settings.input, settings.settings.camera
-    for key in ("input.camera", "input.action"):
-        if settings.get(key) == "" and settings.origin(key).kind == "flag":
-            raise UsageError(
-                f"{settings.origin(key)} is empty", fix="give it a value, or leave it out"
-            )
     if not given.camera and not given.action:
         return None
     if given.action:

@@ -242,6 +242,8 @@ def test_the_lens_of_a_preset_on_another_picture_is_noted() -> None:
         (("--fps", 0), ("--fps 0: frame rate 0 is not above zero",)),
         (("--output-fps", 0), ("--output-fps 0: frame rate 0 is not above zero",)),
         (("--action", ""), ("--action is empty", "leave it out")),
+        (("--intrinsics", ""), ("--intrinsics is empty", "leave it out")),
+        (("--image", ""), ("--image is empty", "leave it out")),
         (
             ("--video", "own.png"),
             ("a picture by its ending '.png', expected a video", "use --image own.png"),
