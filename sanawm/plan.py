@@ -128,8 +128,7 @@ def make_plan(settings: Resolved, *, notes: Notes, download: bool) -> Plan:
     )
     settings = settings.with_input(source.fixes, where=source.origin)
     fps = source.fps if source.fps is not None else fps
-    output_fps = settings.settings.video.output_fps
-    shape = source.shape
+    shape, output_fps = source.shape, settings.settings.video.output_fps
     _check_length(source, window, notes)
     pixels = PixelShape(ratios.frames_of(shape.frames), shape.height * space, shape.width * space)
     _check_recipe(settings, notes)

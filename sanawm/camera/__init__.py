@@ -10,7 +10,6 @@ from .clip import fit_to_clip, plan_frames, poses_available
 from .framing import Framing, ImageSize, frame_image
 from .intrinsics import (
     describe_lens,
-    field_of_view,
     fit_intrinsics,
     read_intrinsics,
     resolve_intrinsics,
@@ -21,6 +20,7 @@ from .motion import MotionSummary, summarise_motion, warn_about_steps
 from .plot import plot_text, plot_trajectory
 from .rays import CameraRays, camera_rays
 from .trajectory import FRACTIONS, Trajectory
+from .view_angle import field_of_view
 from .write import save_trajectory
 
 __all__ = [

@@ -6,12 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .intrinsics import FOV_RANGE_DEG, field_of_view
-from .motion import STEP_RANGE, centred_size, frame_steps
-from .trajectory import Trajectory
+from sanawm.notes import counted
 
-#: A step this many times the median, or a turn of this many degrees, is a jump and no motion.
-JUMP_FACTOR, JUMP_DEG = 10.0, 30.0
+from .motion import STEP_RANGE, centred_size, find_jump, frame_steps
+from .trajectory import Trajectory
+from .view_angle import FOV_RANGE_DEG, field_of_view, outside_range
 
 
 class Check(NamedTuple):
@@ -34,7 +33,7 @@ def check_trajectory(trajectory: Trajectory, *, stride: int = 24) -> list[Check]
 
 def _check_length(trajectory: Trajectory, stride: int) -> Check:
     least = stride + 1
-    found = f"{len(trajectory)} poses, a clip needs at least {least}"
+    found = f"{counted(len(trajectory), 'pose')}, a clip needs at least {least}"
     return Check("length", len(trajectory) >= least, found)
 
 
@@ -47,19 +46,10 @@ def _check_steps(trajectory: Trajectory) -> Check:
 
 
 def _check_jumps(trajectory: Trajectory) -> Check:
-    """Fail when one step stands out from the rest: a lost track, or frames in the wrong order."""
-    steps, turns = frame_steps(trajectory)
-    moving = steps[steps > 0]
-    limit = JUMP_FACTOR * float(np.median(moving)) if len(moving) else np.inf
-    jumps = np.flatnonzero((steps > limit) | (turns > JUMP_DEG))
-    if not len(jumps):
+    jump = find_jump(trajectory)
+    if jump is None:
         return Check("jumps", True, "no jump from one frame to the next")
-    frame = int(jumps[0])
-    found = (
-        f"from frame {frame} to {frame + 1} the camera jumps {steps[frame]:.3g} scene units and "
-        f"turns {turns[frame]:.1f} degrees"
-    )
-    return Check("jumps", False, found)
+    return Check("jumps", False, jump[1])
 
 
 def _check_lens(trajectory: Trajectory) -> Check:
@@ -69,11 +59,12 @@ def _check_lens(trajectory: Trajectory) -> Check:
     else:
         size = trajectory.source_size or centred_size(trajectory)
         fov = field_of_view(trajectory.intrinsics, size)
+    least, most = f"{fov.min():.1f}", f"{fov.max():.1f}"
     found = (
-        f"field of view {fov.min():.1f} to {fov.max():.1f} degrees, "
+        f"field of view {least if least == most else f'{least} to {most}'} degrees, "
         f"accepted more than {low:g}, less than {high:g}"
     )
-    return Check("field of view", bool(fov.min() > low and fov.max() < high), found)
+    return Check("field of view", not bool(outside_range(fov).any()), found)
 
 
 def _check_time(seconds: np.ndarray) -> Check:

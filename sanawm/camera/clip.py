@@ -14,14 +14,16 @@ from typing import Literal
 import numpy as np
 
 from sanawm.errors import InputError, UsageError
-from sanawm.notes import Notes
+from sanawm.notes import Notes, counted
 from sanawm.shapes import MAX_FRAMES, snap_frames
 
 from .geometry import Float32, Float64, interpolate_poses
-from .motion import warn_about_steps
+from .motion import warn_about_jumps, warn_about_steps
 from .trajectory import Trajectory
 
 Resample = Literal["clip", "time"]
+#: Share by which a file's own duration may differ from the clip's before it is worth a line.
+TIME_TOLERANCE = 0.03
 
 
 def plan_frames(
@@ -42,8 +44,8 @@ def plan_frames(
     the fewest frames of a clip, `stride + 1` (one block) without it. `where` names the path's
     source in messages. Every difference is noted.
 
-    Raises `UsageError` for fewer than one frame, for an explicit number above `poses`, and when
-    less than one block is possible.
+    Raises `UsageError` for fewer than one frame, for an explicit number whose clip is longer than
+    `poses`, and when less than one block is possible.
     """
     least = stride + 1 if minimum is None else minimum
     rule = f"{stride}*k + 1 frames"
@@ -61,7 +63,7 @@ def plan_frames(
             fix=f"give {least} poses or more, or add --hold-last or --resample clip, which make "
             f"{longer} frames of this path",
         )
-    if explicit and poses is not None and asked > poses:
+    if explicit and poses is not None and snap_frames(asked, stride) > poses:
         raise UsageError(
             f"{name}{wish}, but the camera path gives {count} (one a frame)",
             fix=f"use --num-frames {snap_frames(poses, stride, poses)} (a clip has {rule}), give "
@@ -114,7 +116,8 @@ def fit_to_clip(
     Without options the first `frames` poses are used. `hold_last` repeats the last pose when the
     path ends early. `resample="clip"` stretches or squeezes the whole path to the clip;
     `resample="time"` reads it at `k / fps` seconds after its first timestamp. A clip that moves
-    implausibly fast or slowly is warned about.
+    implausibly fast or slowly, or jumps, is warned about; times of the file that are not followed
+    are noted.
 
     Raises `UsageError` when the path is too short, when `hold_last` and `resample="clip"` are both
     asked, and `InputError` for `resample="time"` without increasing timestamps.
@@ -131,20 +134,37 @@ def fit_to_clip(
         )
     available = poses_available(trajectory, hold_last=hold_last, resample=resample, fps=fps)
     if available is not None and available < frames:
-        unit = f"frames at {fps:g} a second" if resample == "time" else "poses"
+        unit, rest = ("frame", f" at {fps:g} a second") if resample == "time" else ("pose", "")
         raise UsageError(
-            f"{trajectory.source}: the path gives {available} {unit}, the clip has {frames}",
-            fix=f"give {frames} {unit}, use --num-frames {available}, or add --hold-last or "
-            "--resample clip",
+            f"{trajectory.source}: the path gives {counted(available, unit)}{rest}, the clip has "
+            f"{frames}",
+            fix=f"give {counted(frames, unit)}{rest}, use --num-frames {available}, or add "
+            "--hold-last or --resample clip",
         )
     if resample == "clip":
         clip = _resample_clip(trajectory, frames, notes)
     elif resample == "time":
         clip = _resample_time(trajectory, frames, fps, notes)
     else:
+        note_unused_times(trajectory, fps=fps, notes=notes)
         clip = _first_frames(trajectory, frames, notes)
     warn_about_steps(clip, notes=notes)
+    warn_about_jumps(clip, notes=notes)  # as `camera check` finds it with the same options
     return clip
+
+
+def note_unused_times(trajectory: Trajectory, *, fps: float, notes: Notes) -> None:
+    """Note that a path, used one pose a frame at `fps` a second, has other times in its file."""
+    if trajectory.timestamps is None or len(trajectory) < 2:
+        return
+    own = float(trajectory.timestamps[-1] - trajectory.timestamps[0])
+    taken = (len(trajectory) - 1) / fps
+    if own > 0 and abs(own / taken - 1.0) > TIME_TOLERANCE:
+        notes.info(
+            f"{trajectory.source}: at {fps:g} a second its {len(trajectory)} poses take "
+            f"{taken:.4g} s; the file's own times ({own:.4g} s) are not followed, --resample time "
+            "does"
+        )
 
 
 def _first_frames(trajectory: Trajectory, frames: int, notes: Notes) -> Trajectory:
@@ -154,10 +174,11 @@ def _first_frames(trajectory: Trajectory, frames: int, notes: Notes) -> Trajecto
     """
     given = len(trajectory)
     if given > frames:
-        notes.info(f"{trajectory.source}: {given} poses, the first {frames} are used")
+        notes.info(f"{trajectory.source}: {counted(given, 'pose')}, the first {frames} are used")
     elif given < frames:
         notes.change(
-            f"{trajectory.source}: {given} poses, the last is held up to frame {frames - 1}"
+            f"{trajectory.source}: {counted(given, 'pose')}, the last is held up to frame "
+            f"{frames - 1}"
         )
     index = np.minimum(np.arange(frames), given - 1)
     repeats = len(index) > len(trajectory)
@@ -172,7 +193,9 @@ def _resample_clip(trajectory: Trajectory, frames: int, notes: Notes) -> Traject
         return trajectory
     positions = np.arange(frames) * ((given - 1) / max(frames - 1, 1))
     verb = "stretched" if frames > given else "squeezed"
-    notes.change(f"{trajectory.source}: {given} poses {verb} to the {frames} frames of the clip")
+    notes.change(
+        f"{trajectory.source}: {counted(given, 'pose')} {verb} to the {frames} frames of the clip"
+    )
     return _sample(trajectory, np.minimum(positions, given - 1), None)
 
 
@@ -182,8 +205,8 @@ def _resample_time(trajectory: Trajectory, frames: int, fps: float, notes: Notes
     positions = np.interp(wanted, seconds, np.arange(len(seconds), dtype=np.float64))
     held = int((wanted > seconds[-1] + 1e-6).sum())
     notes.change(
-        f"{trajectory.source}: {len(seconds)} poses over {seconds[-1]:.6g} s read at {fps:g} "
-        f"frames a second: {frames} frames take {(frames - 1) / fps:.6g} s"
+        f"{trajectory.source}: {counted(len(seconds), 'pose')} over {seconds[-1]:.6g} s read at "
+        f"{fps:g} frames a second: {frames} frames take {(frames - 1) / fps:.6g} s"
         + (f", the last pose is held for {held} of them" if held else "")
     )
     return _sample(trajectory, positions, wanted)
@@ -213,8 +236,8 @@ def _seconds(trajectory: Trajectory) -> Float64:
     if stuck.size:
         frame = int(stuck[0]) + 1
         raise InputError(
-            f"{trajectory.source}: the timestamp of frame {frame} ({stamps[frame]:.9g} s) is not "
-            f"after that of frame {frame - 1} ({stamps[frame - 1]:.9g} s)",
+            f"{trajectory.source}: the timestamp of frame {frame} ({float(stamps[frame])!r} s) is "
+            f"not after that of frame {frame - 1} ({float(stamps[frame - 1])!r} s)",
             fix="sort or repair the file, or use --resample clip",
         )
     return stamps - stamps[0]

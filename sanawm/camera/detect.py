@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from sanawm.errors import InputError, UsageError
+from sanawm.notes import counted
 
 from .arrayfile import NPY_MAGIC, ZIP_MAGIC, npy_shape, open_file
 from .raw import FORMAT_LIST, FORMATS, CameraFormat, content_lines, read_text
@@ -71,7 +72,7 @@ def _detect_text(path: Path) -> CameraFormat:
     columns = counts.most_common(1)[0][0] if counts else 0
     if columns in COLUMNS:
         return COLUMNS[columns]
-    found = f"{columns} columns a line" if columns else "no rows of numbers"
+    found = f"{counted(columns, 'column')} a line" if columns else "no rows of numbers"
     raise InputError(
         f"{path}: {found}: no trajectory that can be read; expected {FORMAT_LIST}",
         fix="save the poses with numpy.save as (F,4,4), or use one of these formats",
@@ -96,6 +97,13 @@ def _file_in_folder(folder: Path) -> Path:
             return folder / name
     if (folder / "images.bin").is_file():
         raise _binary_model(folder / "images.bin")
+    for inner in (folder / "sparse" / "0", folder / "sparse"):
+        if (inner / "images.txt").is_file() or (inner / "images.bin").is_file():
+            raise InputError(
+                f"{folder}: a folder without images.txt (COLMAP) or transforms.json (nerfstudio); "
+                f"its COLMAP model lies in {inner.relative_to(folder)}",
+                fix=f"name {inner}",
+            )
     raise InputError(
         f"{folder}: a folder without images.txt (COLMAP) or transforms.json (nerfstudio)",
         fix=f"give the file itself: {FORMAT_LIST}",

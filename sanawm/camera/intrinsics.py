@@ -7,6 +7,7 @@ resized and cropped; "target" pixels those of the picture that the model sees.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,11 +19,10 @@ from sanawm.notes import Notes
 
 from .arrayfile import read_npy, read_npz
 from .framing import ImageSize, frame_image, scale_intrinsics
-from .geometry import Float32, Float64
+from .geometry import Float32
 from .trajectory import FRACTIONS, Trajectory
+from .view_angle import FOV_RANGE_DEG, check_field_of_view, field_of_view
 
-#: Field of view that the release accepts, degrees, both ends excluded.
-FOV_RANGE_DEG = (25.0, 120.0)
 #: Field of view across the target picture when nobody says anything.
 DEFAULT_FOV_DEG = 90.0
 #: Range in which a focal length (pixels, or fractions of a picture) is no damage.
@@ -30,17 +30,22 @@ SMALLEST_FOCAL, LARGEST_PIXEL = 1e-6, 1e9
 #: Names of intrinsics in an `.npz`, first match wins.
 INTRINSICS_KEYS = ("intrinsics", "intrinsic", "K", "Ks")
 SHAPES = "(4,) fx fy cx cy, (3, 3), (F, 4) or (F, 3, 3)"
+#: How far the last row of a 3x3 matrix may be from `0 0 1`, as that of a pose from `0 0 0 1`.
+LAST_ROW_TOLERANCE = 1e-4
 
 
 def read_intrinsics(text: str | Path, *, notes: Notes) -> Float32:
     """Return intrinsics `(F0, 4)` from `fx,fy,cx,cy` or from a `.npy` or `.npz` file.
 
-    Raises `MissingFile` when the file is not there and `InputError` when it holds something else.
+    Raises `MissingFile` when the file is not there, `InputError` when it holds something else, and
+    `UsageError` for a text that is empty or meant as numbers, but not written `fx,fy,cx,cy`.
     """
     numbers = _parse_numbers(str(text))
     if numbers is not None:
         return intrinsics_from_array(numbers, source=f"intrinsics {str(text)!r}", notes=notes)
     path = Path(text)
+    if str(text) == "" or not path.exists():
+        _refuse_other_lists(str(text))
     if path.suffix.lower() != ".npz":
         return intrinsics_from_array(read_npy(path), source=str(path), notes=notes)
     with read_npz(path) as archive:
@@ -64,12 +69,27 @@ def _parse_numbers(text: str) -> list[float] | None:
     return numbers if len(parts) > 1 else None
 
 
+def _refuse_other_lists(text: str) -> None:
+    """Raise `UsageError` for a text that is no file's name but most of whose words are numbers."""
+    words = re.split(r"[\s,;]+", text.strip(" \t\n,;()[]"))
+    numbers = [word for word in words if re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", word)]
+    if text.strip() and (len(words) < 2 or 2 * len(numbers) <= len(words)):
+        return
+    example = ",".join(numbers) if len(words) == len(numbers) == 4 else "600,600,320,180"
+    raise UsageError(
+        f"intrinsics {text!r}: neither fx,fy,cx,cy nor the name of a file; expected four numbers "
+        "with commas between them",
+        fix=f"write --intrinsics {example}",
+    )
+
+
 def intrinsics_from_array(array: ArrayLike, *, source: str, notes: Notes) -> Float32:
     """Return intrinsics `(F0, 4)` float32 of an array in one of the four accepted shapes.
 
     The shapes are tried in the order (4,), (3, 3), (F, 4), (F, 3, 3), so a (4, 4) array is four
     frames. A skew is ignored with a warning. Raises `InputError` for any other shape, for values
-    that are not finite and for focal lengths that are not positive.
+    that are not finite, for focal lengths that are not positive and for a 3x3 matrix whose last row
+    is not `0 0 1`.
     """
     given = np.asarray(array)
     if given.dtype.kind not in "fiu":
@@ -90,6 +110,7 @@ def intrinsics_from_array(array: ArrayLike, *, source: str, notes: Notes) -> Flo
     with np.errstate(invalid="ignore", over="ignore"):  # checked below
         values = given.astype(np.float32)
     if is_matrix:
+        _check_last_rows(values, source)
         if np.any(values[:, 0, 1] != 0):
             skew = values[:, 0, 1][np.argmax(np.abs(values[:, 0, 1]))]
             notes.warn(f"{source}: skew {skew:g} ignored, the model's camera has none")
@@ -100,13 +121,39 @@ def intrinsics_from_array(array: ArrayLike, *, source: str, notes: Notes) -> Flo
     return values
 
 
+def _check_last_rows(matrices: Float32, source: str) -> None:
+    """Raise `InputError` unless the last row of every matrix `(F, 3, 3)` is `0 0 1`."""
+    last = np.array([0.0, 0.0, 1.0])
+    off = ~(np.abs(matrices[:, 2] - last).max(axis=1) <= LAST_ROW_TOLERANCE)  # also for NaN
+    if not off.any():
+        return
+    frame = int(np.argmax(off))
+    found = " ".join(f"{value:g}" for value in matrices[frame, 2])
+    turned = np.allclose(matrices[frame, :, 2], last, atol=LAST_ROW_TOLERANCE)
+    raise InputError(
+        f"{source}: frame {frame}: the last row of the 3x3 matrix is {found}, expected 0 0 1",
+        fix="the matrices are stored column by column: transpose each of them"
+        if turned
+        else "give matrices with the rows fx 0 cx, 0 fy cy and 0 0 1, in pixels of the image file",
+    )
+
+
 def check_lens(
-    intrinsics: NDArray[np.floating], *, source: str, labels: Sequence[str] | None = None
+    intrinsics: NDArray[np.floating],
+    *,
+    source: str,
+    labels: Sequence[str] | None = None,
+    fractions: bool = False,
 ) -> None:
     """Raise `InputError` for a value that is not finite or a focal length that is not positive.
 
-    The message names `labels[i]` (`frame i` without labels) and the value.
+    The message names `labels[i]` (`frame i` without labels) and the value; `fractions` says that
+    the file gives fractions of the picture's width and height and no pixels.
     """
+    unit = "fraction of the picture" if fractions else "number of pixels"
+    fix = "give intrinsics as fx fy cx cy in pixels of the image file"
+    if fractions:
+        fix = "give fx fy cx cy as fractions of the picture's width and height"
     for column, name in enumerate(("fx", "fy", "cx", "cy")):
         values = intrinsics[:, column]
         least = SMALLEST_FOCAL if column < 2 else -LARGEST_PIXEL
@@ -114,10 +161,10 @@ def check_lens(
         if wrong.any():
             frame = int(np.argmax(wrong))
             where = labels[frame] if labels else f"frame {frame}"
-            expected = "a positive number of pixels" if column < 2 else "a finite number of pixels"
+            kind = "positive" if column < 2 else "finite"
             raise InputError(
-                f"{source}: {where}: {name} is {values[frame]:g}, expected {expected}",
-                fix="give intrinsics as fx fy cx cy in pixels of the image file",
+                f"{source}: {where}: {name} is {values[frame]:g}, expected a {kind} {unit}",
+                fix=fix,
             )
 
 
@@ -154,12 +201,6 @@ def intrinsics_of_fov(fov_x_deg: float, size: ImageSize, *, source: str = "") ->
     return np.array([[focal, focal, size.width / 2, size.height / 2]], dtype=np.float32)
 
 
-def field_of_view(intrinsics: NDArray[np.floating], size: ImageSize) -> Float64:
-    """Return the horizontal and vertical field of view in degrees, `(F, 2)`."""
-    focal = np.asarray(intrinsics, dtype=np.float64)[:, :2]
-    return np.degrees(2.0 * np.arctan(np.array(size) / (2.0 * focal)))
-
-
 def resolve_intrinsics(
     trajectory: Trajectory | None,
     frames: int,
@@ -191,31 +232,44 @@ def resolve_intrinsics(
         )
     if image_size is None:
         image_size = _size_without_image(trajectory, supplied is None and fov_x_deg is None, target)
+    angle: float | None = None
     if supplied is not None:
         source, lens = supplied_source, _fit_supplied(supplied, frames, supplied_source, notes)
     elif fov_x_deg is not None:
-        source = fov_source or f"--fov-x {fov_x_deg:g}"
-        lens = intrinsics_of_fov(fov_x_deg, image_size, source=source)
+        source, angle = fov_source or f"--fov-x {fov_x_deg:g}", fov_x_deg
+        lens = intrinsics_of_fov(angle, image_size, source=source)
     elif trajectory is not None and trajectory.intrinsics is not None:
         source = trajectory.source
         lens = scale_to_image(trajectory, image_size, notes)
     elif trajectory is not None and trajectory.fov_x_deg is not None:
-        source, lens = trajectory.source, intrinsics_of_fov(trajectory.fov_x_deg, image_size)
+        source, angle = trajectory.source, trajectory.fov_x_deg
+        lens = intrinsics_of_fov(angle, image_size)
     else:
-        lens = intrinsics_of_fov(DEFAULT_FOV_DEG, target)
-        notes.warn(
-            f"no intrinsics and no field of view: {DEFAULT_FOV_DEG:g} degrees across the picture "
-            f"are assumed ({describe_lens(lens, target)}); --fov-x or --intrinsics says otherwise"
-        )
-        return fit_intrinsics(lens, frames)
+        return fit_intrinsics(_assumed_lens(target, notes), frames)
     lens = fit_intrinsics(lens, frames)
     _warn_about_centre(lens, image_size, source, notes)
     moved = frame_image(image_size, target).move_intrinsics(lens)
     check_field_of_view(
-        moved, target, image=(lens, image_size), source=source, allow=allow_extreme_fov, notes=notes
+        moved,
+        target,
+        image=(lens, image_size),
+        angle=angle,
+        source=source,
+        allow=allow_extreme_fov,
+        notes=notes,
     )
     notes.info(f"intrinsics from {source}: {describe_lens(moved, target)}")
     return moved
+
+
+def _assumed_lens(target: ImageSize, notes: Notes) -> Float32:
+    """Return the lens `(1, 4)` that is used when nobody says anything, with a warning."""
+    lens = intrinsics_of_fov(DEFAULT_FOV_DEG, target)
+    notes.warn(
+        f"no intrinsics and no field of view: {DEFAULT_FOV_DEG:g} degrees across the picture "
+        f"are assumed ({describe_lens(lens, target)}); --fov-x or --intrinsics says otherwise"
+    )
+    return lens
 
 
 def _size_without_image(
@@ -257,43 +311,6 @@ def scale_to_image(trajectory: Trajectory, image_size: ImageSize, notes: Notes) 
         else:
             notes.info(line)
     return scale_intrinsics(trajectory.intrinsics, scale_x, scale_y)
-
-
-def check_field_of_view(
-    intrinsics: Float32,
-    size: ImageSize,
-    *,
-    image: tuple[Float32, ImageSize] | None = None,
-    source: str,
-    allow: bool = False,
-    notes: Notes,
-) -> None:
-    """Raise `InputError` when a frame's field of view leaves 25 to 120 degrees; warn with `allow`.
-
-    `intrinsics` are those on the picture of `size`; `image`, for the message, the ones before the
-    image was resized and cropped.
-    """
-    low, high = FOV_RANGE_DEG
-    fov = field_of_view(intrinsics, size)
-    outside = ((fov <= low) | (fov >= high)).any(axis=1)
-    if not outside.any():
-        return
-    frame = int(np.argmax(outside))
-    found = f"{fov[frame, 0]:.1f} x {fov[frame, 1]:.1f} degrees on the {size} picture"
-    fix = "check that fx fy are pixels of the image file, or give --fov-x DEGREES across it"
-    if image is not None and image[1] != size:
-        before = field_of_view(image[0][frame : frame + 1], image[1])[0]
-        found += f" ({before[0]:.1f} x {before[1]:.1f} on the {image[1]} image)"
-        if low < before.min() and before.max() < high:
-            fix = f"give an image of about the shape of {size}: the crop is what narrows the view"
-    line = f"{source}: frame {frame}: field of view {found} is outside {low:g} to {high:g} degrees"
-    if allow:
-        notes.warn(line)
-        return
-    raise InputError(
-        line,
-        fix=f"{fix}; --allow-extreme-fov goes on regardless",
-    )
 
 
 def _fit_supplied(supplied: Float32, frames: int, source: str, notes: Notes) -> Float32:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -11,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from sanawm.errors import InputError, UsageError
-from sanawm.notes import Notes
+from sanawm.notes import Notes, counted
 
 from .detect import resolve_format
 from .framing import ImageSize
@@ -23,12 +25,12 @@ from .geometry import (
     rotation_errors,
 )
 from .intrinsics import check_lens, scale_to_image
-from .raw import LARGEST_NUMBER, Axes, CameraFormat, Convention, RawPoses
+from .raw import LARGEST_NUMBER, Axes, CameraFormat, Convention, RawPoses, sound_number
 from .read_arrays import read_llff_poses, read_npy_poses, read_npz_poses
 from .read_colmap import read_colmap
 from .read_json import read_camera_path, read_transforms
 from .read_rows import read_kitti, read_re10k, read_tum
-from .trajectory import Trajectory
+from .trajectory import FRACTIONS, Trajectory
 
 #: Largest `max |R R^T - I|` of a matrix that still counts as a rotation.
 ROTATION_TOLERANCE = 1e-3
@@ -36,6 +38,9 @@ ROTATION_TOLERANCE = 1e-3
 ROTATION_EXACT = 1e-6
 #: Positions beyond this are moved to the origin before float32, whose steps are 6e-5 here.
 FAR_FROM_ORIGIN = 1e3
+#: So are those beyond this (float32 steps of 2e-6) that lie this many times farther from the origin
+#: than from the first one: float32 would leave an error of 1e-5 of the path's extent.
+NEAR_ORIGIN, FAR_FOR_EXTENT = 16.0, 40.0
 
 
 def load_trajectory(
@@ -69,10 +74,15 @@ def load_trajectory(
     raw = _order(raw, sort, path, notes)
     raw = _choose_conventions(raw, convention, axes, path, notes)
     poses = _to_opencv(_check_matrices(raw, path, notes), raw)
-    poses[:, :3, 3] *= translation_scale
+    _scale_positions(poses, translation_scale, path)
     poses = _near_origin(poses, path, notes)
     if raw.intrinsics is not None:
-        check_lens(raw.intrinsics, source=str(path), labels=raw.labels)
+        check_lens(
+            raw.intrinsics,
+            source=str(path),
+            labels=raw.labels,
+            fractions=raw.size == FRACTIONS,
+        )
     scaled = "" if translation_scale == 1.0 else f", positions times {translation_scale:g}"
     trajectory = Trajectory(
         poses.astype(np.float32),
@@ -81,7 +91,7 @@ def load_trajectory(
         raw.fov_x_deg,
         raw.timestamps,
         format=raw.format,
-        source=f"{path} ({raw.format}, {raw.convention}, {raw.axes} axes{scaled})",
+        source=f"{path} ({raw.format}, {raw.convention}, {_axes_in_words(raw)}{scaled})",
     )
     if image_size is None or trajectory.intrinsics is None:
         return trajectory
@@ -123,9 +133,12 @@ def _order(raw: RawPoses, sort: str, path: Path, notes: Notes) -> RawPoses:
     """Return the frames in natural order of their names, unless the file's order is asked for."""
     if sort not in ("name", "file"):
         raise UsageError(f"camera sort {sort!r} does not exist", fix="use name or file")
-    if raw.names is None or sort == "file":
+    if raw.names is None:
         return raw
     names = raw.names
+    _warn_about_doubles(names, path, notes)
+    if sort == "file":
+        return raw
     order = sorted(range(len(names)), key=lambda i: natural_key(names[i]))
     if order == list(range(len(order))):
         return raw
@@ -141,6 +154,18 @@ def _order(raw: RawPoses, sort: str, path: Path, notes: Notes) -> RawPoses:
         names=[names[i] for i in order],
         intrinsics=lens,
     )
+
+
+def _warn_about_doubles(names: Sequence[str], path: Path, notes: Notes) -> None:
+    """Warn when several frames have one name: their order cannot come from it."""
+    doubled = {name: count for name, count in Counter(names).items() if count > 1}
+    if doubled:
+        name, count = next(iter(doubled.items()))
+        others = f" (doubled names: {len(doubled)})" if len(doubled) > 1 else ""
+        notes.warn(
+            f"{path}: the image name {name} stands for {count} frames{others}; among equal names "
+            "the file's order is used"
+        )
 
 
 def natural_key(name: str) -> list[tuple[int, str]]:
@@ -180,9 +205,10 @@ def _check_matrices(raw: RawPoses, path: Path, notes: Notes) -> Float64:
     bad = np.argwhere(~(np.abs(matrices) <= LARGEST_NUMBER))
     if len(bad):
         frame, row, column = bad[0]
+        value = float(matrices[frame, row, column])
         raise InputError(
             f"{path}: {raw.labels[frame]}, row {row}, column {column} (counted from 0) is "
-            f"{matrices[frame, row, column]}, expected a finite number",
+            f"{value:g}, expected {sound_number(value)}",
             fix="remove or repair this pose",
         )
     _check_last_rows(matrices, raw, path)
@@ -206,7 +232,7 @@ def _check_matrices(raw: RawPoses, path: Path, notes: Notes) -> Float64:
     if inexact.any():
         rotations[inexact] = nearest_rotations(rotations[inexact])
         notes.info(
-            f"{path}: the rotations of {int(inexact.sum())} frames were off by up to "
+            f"{path}: the rotations of {counted(int(inexact.sum()), 'frame')} were off by up to "
             f"{errors.max():.1e} and were replaced by the nearest exact ones"
         )
     return matrices
@@ -234,10 +260,28 @@ def _to_opencv(matrices: Float64, raw: RawPoses) -> Float64:
     return poses @ GL_TO_CV if raw.axes == "opengl" else poses
 
 
+def _axes_in_words(raw: RawPoses) -> str:
+    """Return the axes that the file has; the reader of llff turns its own to OpenCV's."""
+    return "axes down, right, backwards" if raw.format == "llff" else f"{raw.axes} axes"
+
+
+def _scale_positions(poses: Float64, scale: float, path: Path) -> None:
+    """Multiply positions in place; raise `UsageError` when the scale makes them too large."""
+    largest = float(np.abs(poses[:, :3, 3]).max())
+    if scale > 1.0 and largest * scale > LARGEST_NUMBER:
+        raise UsageError(
+            f"translation scale {scale:g} makes positions of up to {largest:.3g} units in {path} "
+            f"larger than {LARGEST_NUMBER:g}",
+            fix="give a smaller --translation-scale; 1 changes nothing",
+        )
+    poses[:, :3, 3] *= scale
+
+
 def _near_origin(poses: Float64, path: Path, notes: Notes) -> Float64:
     """Return poses moved to the first one's position when float32 would round them visibly."""
     farthest = float(np.abs(poses[:, :3, 3]).max())
-    if farthest <= FAR_FROM_ORIGIN:
+    extent = float(np.abs(poses[:, :3, 3] - poses[0, :3, 3]).max())
+    if farthest <= min(FAR_FROM_ORIGIN, max(NEAR_ORIGIN, FAR_FOR_EXTENT * extent)):
         return poses
     poses[:, :3, 3] -= poses[0, :3, 3].copy()
     notes.info(

@@ -14,12 +14,14 @@ from sanawm.notes import Notes
 
 from .framing import ImageSize
 from .geometry import Float64, relative_poses
-from .intrinsics import field_of_view
 from .trajectory import Trajectory
+from .view_angle import field_of_view
 
 #: Median step, scene units a frame, outside which the scale is probably wrong. The model was
 #: trained on steps of a few hundredths.
 STEP_RANGE = (1e-5, 1.0)
+#: A step this many times the median, or a turn of this many degrees, is a jump and no motion.
+JUMP_FACTOR, JUMP_DEG = 10.0, 30.0
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,33 @@ def frame_steps(trajectory: Trajectory) -> tuple[Float64, Float64]:
     steps = np.linalg.norm(np.diff(poses[:, :3, 3], axis=0), axis=1)
     chords = np.linalg.norm(np.diff(poses[:, :3, :3], axis=0), axis=(1, 2)) / np.sqrt(8.0)
     return steps, np.degrees(2.0 * np.arcsin(np.minimum(chords, 1.0)))
+
+
+def find_jump(trajectory: Trajectory) -> tuple[int, str] | None:
+    """Return the frame before the first jump and the jump in words, None when there is none.
+
+    A jump is a step that stands out from the rest: a lost track, or frames in the wrong order.
+    """
+    steps, turns = frame_steps(trajectory)
+    moving = steps[steps > 0]
+    limit = JUMP_FACTOR * float(np.median(moving)) if len(moving) else np.inf
+    jumps = np.flatnonzero((steps > limit) | (turns > JUMP_DEG))
+    if not len(jumps):
+        return None
+    frame = int(jumps[0])
+    return frame, (
+        f"from frame {frame} to {frame + 1} the camera jumps {steps[frame]:.3g} scene units and "
+        f"turns {turns[frame]:.1f} degrees"
+    )
+
+
+def warn_about_jumps(trajectory: Trajectory, *, notes: Notes) -> None:
+    """Warn of the first jump in a file; an action string moves as it says, however it fades out."""
+    jump = None if trajectory.format == "action" else find_jump(trajectory)
+    if jump is not None:
+        notes.warn(
+            f"{trajectory.source}: {jump[1]}: poses of a lost track, or frames in the wrong order"
+        )
 
 
 def warn_about_steps(trajectory: Trajectory, *, notes: Notes) -> None:

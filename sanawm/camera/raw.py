@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sanawm.errors import InputError
+from sanawm.notes import counted
 
 from .arrayfile import open_file
 from .framing import ImageSize
@@ -108,10 +109,15 @@ def parse_number(token: str, where: str) -> float:
             ) from None
     if not abs(value) <= LARGEST_NUMBER:
         raise InputError(
-            f"{where}: found {token[:24]}, expected a finite number",
+            f"{where}: found {token[:24]}, expected {sound_number(value)}",
             fix="remove or repair this pose",
         )
     return value
+
+
+def sound_number(value: float) -> str:
+    """Return what was expected instead of `value`, a number that no file should hold."""
+    return f"at most {LARGEST_NUMBER:g} either way" if math.isfinite(value) else "a finite number"
 
 
 def read_number_rows(
@@ -130,7 +136,8 @@ def read_number_rows(
             continue
         if len(tokens) != columns:
             raise InputError(
-                f"{path}: line {number} has {len(tokens)} columns, expected {columns}: {layout}",
+                f"{path}: line {number} has {counted(len(tokens), 'column')}, expected {columns}: "
+                f"{layout}",
                 fix="correct this line, or name the right --camera-format",
             )
         values = [

@@ -18,7 +18,15 @@ from .arrayfile import NpzArchive, read_npy, read_npz
 from .framing import ImageSize
 from .geometry import Float64, invert_poses, poses_from_parts
 from .intrinsics import INTRINSICS_KEYS, check_lens, fit_intrinsics, intrinsics_from_array
-from .raw import LARGEST_NUMBER, Convention, RawPoses, complete_poses, no_poses, unify_sizes
+from .raw import (
+    LARGEST_NUMBER,
+    Convention,
+    RawPoses,
+    complete_poses,
+    no_poses,
+    sound_number,
+    unify_sizes,
+)
 
 #: Names of pose arrays in an `.npz`, first match wins.
 C2W_KEYS = ("c2w", "cam_c2w", "poses", "camera_to_world", "data")
@@ -137,8 +145,8 @@ def read_llff_poses(path: Path) -> RawPoses:
     if len(bad):
         frame, column = bad[0]
         raise InputError(
-            f"{path}: row {frame}, column {column} (counted from 0) is {table[frame, column]}, "
-            "expected a finite number",
+            f"{path}: row {frame}, column {column} (counted from 0) is {table[frame, column]:g}, "
+            f"expected {sound_number(table[frame, column])}",
             fix="remove or repair this pose",
         )
     block = table[:, :15].reshape(-1, 3, 5)

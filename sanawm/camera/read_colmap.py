@@ -5,13 +5,14 @@ World-to-camera, OpenCV axes, Hamilton quaternions w first. Layout: `camera.md`,
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from sanawm.errors import InputError
-from sanawm.notes import Notes
+from sanawm.notes import Notes, counted
 
 from .framing import ImageSize
 from .geometry import poses_from_parts, rotations_from_quaternions
@@ -39,6 +40,7 @@ class ColmapImage(NamedTuple):
     """One image line: `numbers` are QW QX QY QZ TX TY TZ."""
 
     line: int
+    id: str
     numbers: list[float]
     camera: str
     name: str
@@ -63,6 +65,7 @@ def read_colmap(images: Path, *, notes: Notes) -> RawPoses:
     """Read `images.txt`; without a camera list beside it the poses stand alone, with a line."""
     rows = _read_images(images)
     labels = [f"line {row.line} ({row.name})" for row in rows]
+    _warn_about_ids(rows, images, notes)
     quaternions = np.array([row.numbers[:4] for row in rows])
     short = np.linalg.norm(quaternions, axis=1) < 1e-6
     if short.any():
@@ -111,7 +114,7 @@ def _parse_image(number: int, line: str, path: Path) -> ColmapImage:
     where = f"{path}: line {number}"
     tokens = line.split(maxsplit=9)
     if len(tokens) != 10:
-        found = f"{len(tokens)} columns" if tokens else "an empty line"
+        found = counted(len(tokens), "column") if tokens else "an empty line"
         raise InputError(
             f"{where}: found {found}, expected an image line {IMAGE_LAYOUT} (two lines an image, "
             "the second may be empty)",
@@ -121,7 +124,19 @@ def _parse_image(number: int, line: str, path: Path) -> ColmapImage:
         parse_number(token, f"{where}, column {column}")
         for column, token in enumerate(tokens[1:8], start=2)
     ]
-    return ColmapImage(number, numbers, tokens[8], tokens[9])
+    return ColmapImage(number, tokens[0], numbers, tokens[8], tokens[9])
+
+
+def _warn_about_ids(rows: list[ColmapImage], path: Path, notes: Notes) -> None:
+    """Warn when an IMAGE_ID stands more than once: such a file was joined or edited."""
+    doubled = [(id_, count) for id_, count in Counter(row.id for row in rows).items() if count > 1]
+    if doubled:
+        id_, count = doubled[0]
+        others = f" (doubled numbers: {len(doubled)})" if len(doubled) > 1 else ""
+        notes.warn(
+            f"{path}: IMAGE_ID {id_} stands for {count} images{others}; all of them are read as "
+            "poses of their own"
+        )
 
 
 def _check_points(number: int, line: str, path: Path) -> None:

@@ -46,7 +46,12 @@ def load_json(path: Path) -> Json:
             f"{path}: line {error.lineno}, column {error.colno}: no valid JSON: {error.msg}",
             fix="correct the file or export it again",
         ) from error
-    except (RecursionError, ValueError) as error:
+    except RecursionError as error:
+        raise InputError(
+            f"{path}: no usable JSON: its lists and objects are nested too deep",
+            fix="check that this is the right file, or export it again",
+        ) from error
+    except ValueError as error:
         raise InputError(f"{path}: no usable JSON: {error}", fix="export it again") from error
     if not isinstance(document, dict):
         raise InputError(
@@ -169,6 +174,11 @@ def _number(
 ) -> float:
     """Return a finite number between two bounds; raise `InputError` otherwise."""
     value = entry.get(key)
+    bounds = f" above {above:g}" * (above > -math.inf) + f" below {below:g}" * (below < math.inf)
+    if key not in entry:
+        raise InputError(
+            f"{where}: {key} is missing, expected a number{bounds}", fix=f"add {key} to the file"
+        )
     if isinstance(value, int | float) and not isinstance(value, bool):
         try:
             number = float(value)
@@ -176,7 +186,6 @@ def _number(
             number = math.inf
         if above < number < below and abs(number) <= LARGEST_NUMBER:
             return number
-    bounds = f" above {above:g}" * (above > -math.inf) + f" below {below:g}" * (below < math.inf)
     raise InputError(
         f"{where}: {key} is {value!r}, expected a number{bounds}", fix="correct this value"
     )
@@ -186,6 +195,12 @@ def _size(entry: Json, width: str, height: str, where: str) -> ImageSize | None:
     """Return the size under two keys, None when neither is there."""
     if width not in entry and height not in entry:
         return None
+    for key, other in ((width, height), (height, width)):
+        if key not in entry:
+            raise InputError(
+                f"{where}: {key} is missing beside {other}, expected both or neither",
+                fix=f"add {key} to the file",
+            )
     sides = [_number(entry, key, where, above=0.5) for key in (width, height)]
     return ImageSize(round(sides[0]), round(sides[1]))
 
@@ -219,7 +234,8 @@ def _lens_of_focals(
         merged: Json = {
             key: entry[key] for entry in (document, frame) for key in keys & entry.keys()
         }
-        size = _size(merged, "w", "h", where) or image_size
+        head = f"{path}: the top of the file"
+        size = _size(merged, "w", "h", where if {"w", "h"} & frame.keys() else head) or image_size
         if size is None and not {"cx", "cy"} <= merged.keys():
             raise InputError(
                 f"{where}: fl_x without cx, cy and without w, h", fix="add w and h to the file"

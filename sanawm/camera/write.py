@@ -27,6 +27,8 @@ OutputFormat = Literal["npy", "nerfstudio", "colmap", "re10k", "tum", "kitti"]
 OUTPUT_FORMATS: tuple[OutputFormat, ...] = get_args(OutputFormat)
 #: Formats that hold intrinsics; the first one can do without.
 WITH_LENS = ("nerfstudio", "colmap", "re10k")
+#: Formats that hold the time of each pose.
+WITH_TIME = ("re10k", "tum")
 
 
 def save_trajectory(
@@ -52,9 +54,7 @@ def save_trajectory(
     if kind == "colmap" and path.name == "images.txt":
         path = path.parent
     lens = _lens_of(trajectory, kind, size, notes)
-    seconds = trajectory.timestamps
-    if seconds is None:
-        seconds = np.arange(len(trajectory)) / fps
+    seconds = _seconds_of(trajectory, kind, fps, notes)
     poses = trajectory.poses.astype(np.float64)
     files: dict[Path, bytes]
     if kind == "npy":
@@ -145,6 +145,17 @@ def _lens_of(
                 "puts the principal point in the middle"
             )
     return _Lens(rows.astype(np.float64), known)
+
+
+def _seconds_of(trajectory: Trajectory, kind: str, fps: float, notes: Notes) -> Float64:
+    """Return the times to write `(F,)`; note when a file without times would have had others."""
+    even = np.arange(len(trajectory)) / fps
+    if trajectory.timestamps is None:
+        return even
+    own = trajectory.timestamps - trajectory.timestamps[0]
+    if kind not in WITH_TIME and np.abs(own - even).max() > 0.5 / fps:
+        notes.info(f"{kind} files hold no times: those of {trajectory.source} are left out")
+    return trajectory.timestamps
 
 
 def _npy(trajectory: Trajectory) -> bytes:

@@ -73,6 +73,15 @@ def test_change_of_count_names_the_rule_and_both_neighbours() -> None:
     ]
 
 
+def test_a_path_as_long_as_the_clip_is_enough_for_a_few_frames_more() -> None:
+    """50 frames make a clip of 49 whatever the path: one of 49 poses does for it."""
+    notes = Notes()
+    assert plan_frames(50, poses=49, stride=24, notes=notes) == 49
+    assert notes.changes == [
+        "50 frames asked, the camera path gives 49 poses: 49 frames are made (24*k + 1 frames)"
+    ]
+
+
 @pytest.mark.parametrize(
     ("asked", "poses", "message"),
     [
@@ -190,3 +199,33 @@ def test_no_clip_is_longer_than_an_action_string_can_be() -> None:
     path = Trajectory(np.tile(np.eye(4, dtype=np.float32), (25, 1, 1)))
     with pytest.raises(UsageError, match="a clip of 1000001 frames, expected at most 1000000"):
         fit_to_clip(path, 1_000_001, hold_last=True, notes=Notes())
+
+
+def test_times_that_are_not_followed_are_said_once() -> None:
+    poses = np.tile(np.eye(4, dtype=np.float32), (49, 1, 1))
+    poses[:, 2, 3] = 0.025 * np.arange(49)
+    at_30 = Trajectory(poses, timestamps=7.0 + np.arange(49) / 30, format="tum", source="a.txt")
+    notes = Notes()
+    for frames in (49, 25):
+        fit_to_clip(at_30, frames, notes=notes)
+    (line,) = [line for line in notes.infos if "times" in line]
+    assert line == (
+        "a.txt: at 16 a second its 49 poses take 3 s; the file's own times (1.6 s) are not "
+        "followed, --resample time does"
+    )
+    quiet = Notes()
+    fit_to_clip(at_30, 25, resample="time", notes=quiet)
+    fit_to_clip(at_30, 49, resample="clip", notes=quiet)
+    fit_to_clip(at_30, 49, fps=30, notes=quiet)
+    fit_to_clip(Trajectory(poses, timestamps=np.zeros(49)), 49, notes=quiet)
+    assert not quiet.infos
+
+
+def test_a_time_that_goes_back_is_shown_with_all_its_digits() -> None:
+    poses = random_poses(5, 2).astype(np.float32)
+    back = Trajectory(poses, timestamps=np.array([1305031102.175304, 1305031102.175204]))
+    with pytest.raises(InputError) as caught:
+        fit_to_clip(back, 2, resample="time", notes=Notes())
+    assert "frame 1 (1305031102.175204 s) is not after that of frame 0 (1305031102.175304 s)" in (
+        caught.value.message
+    )

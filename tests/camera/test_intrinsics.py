@@ -209,7 +209,7 @@ def test_text_and_archives(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"intrinsics '600,610': intrinsics of shape \(2,\)"):
         read_intrinsics("600,610", notes=notes)
     archive = tmp_path / "lens.npz"
-    np.savez(archive, intrinsics=np.eye(3) * 100)
+    np.savez(archive, intrinsics=np.diag([100.0, 100.0, 1.0]))
     np.testing.assert_array_equal(read_intrinsics(archive, notes=notes), [[100, 100, 0, 0]])
     np.savez(archive, lens=np.eye(3))
     with pytest.raises(InputError, match="no intrinsics among its keys lens; expected one of"):
@@ -249,3 +249,66 @@ def test_without_an_image_the_file_speaks_of_its_own_picture() -> None:
     rows = np.array([[640, 640, 640, 352]], dtype=np.float32)
     same = resolve_intrinsics(whole, 2, image_size=None, target=TARGET, supplied=rows, notes=notes)
     np.testing.assert_array_equal(same, np.repeat(rows, 2, axis=0))
+
+
+@pytest.mark.parametrize("frames", [None, 3])
+def test_a_matrix_must_end_with_0_0_1(frames: int | None, tmp_path: Path) -> None:
+    lens = np.array([[70.0, 0, 48], [0, 70, 32], [0, 0, 1]])
+    whole = lens if frames is None else np.tile(lens, (frames, 1, 1))
+    path = tmp_path / "k.npy"
+    np.save(path, whole)
+    assert read_intrinsics(path, notes=Notes())[0].tolist() == [70, 70, 48, 32]
+    np.save(path, np.swapaxes(whole, -1, -2))
+    with pytest.raises(
+        InputError, match=r"frame 0: the last row .* is 48 32 1, expected 0 0 1"
+    ) as c:
+        read_intrinsics(path, notes=Notes())
+    assert c.value.fix == "the matrices are stored column by column: transpose each of them"
+    bad = whole.copy()
+    bad[..., 2, 2] = 0
+    archive = tmp_path / "k.npz"
+    np.savez(archive, K=bad)
+    with pytest.raises(InputError, match=r"k.npz \[K\]: frame 0: the last row .* is 0 0 0") as c:
+        read_intrinsics(archive, notes=Notes())
+    assert "0 fy cy" in str(c.value.fix)
+    np.savez(archive, K=np.swapaxes(whole, -1, -2), c2w=np.tile(np.eye(4), (frames or 1, 1, 1)))
+    with pytest.raises(InputError, match="the last row of the 3x3 matrix is 48 32 1"):
+        load_trajectory(archive, notes=Notes())
+
+
+@pytest.mark.parametrize(
+    ("text", "fix"),
+    [
+        ("70 70 48 32", "70,70,48,32"),
+        ("70;70;48;32", "70,70,48,32"),
+        ("[7e1, 70, 48, 32]", "7e1,70,48,32"),
+        ("70,70,48,a", "600,600,320,180"),
+        ("", "600,600,320,180"),
+    ],
+)
+def test_numbers_in_another_spelling_are_no_file(text: str, fix: str) -> None:
+    with pytest.raises(UsageError, match="neither fx,fy,cx,cy nor the name of a file") as caught:
+        read_intrinsics(text, notes=Notes())
+    assert caught.value.fix == f"write --intrinsics {fix}"
+    for name in ("lens.npy", "my lens 2.npy", "70"):
+        with pytest.raises(MissingFile):
+            read_intrinsics(name, notes=Notes())
+
+
+@pytest.mark.parametrize("angle", [25.0, 26.0, 120.0])
+def test_an_angle_out_of_range_is_told_which_ones_fit(angle: float) -> None:
+    size = ImageSize(96, 64)
+
+    def lens(degrees: float) -> np.ndarray:
+        return resolve_intrinsics(
+            None, 1, image_size=size, target=size, fov_x_deg=degrees, notes=Notes()
+        )
+
+    with pytest.raises(InputError, match=f"--fov-x {angle:g}: frame 0: field of view ") as caught:
+        lens(angle)
+    assert "expected both angles, across and upright, above 25 and below 120" in str(caught.value)
+    assert "give --fov-x 37 to 119, with which both" in str(caught.value.fix)
+    for fits in (37, 119):
+        assert lens(fits).shape == (1, 4)
+    with pytest.raises(InputError):
+        lens(36)

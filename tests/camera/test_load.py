@@ -102,7 +102,7 @@ def test_npz_keys(tmp_path: Path) -> None:
     c2w, path = random_poses(3, 5), tmp_path / "poses.npz"
     w2c = np.linalg.inv(c2w)
     for key, array in (("cam_c2w", c2w), ("data", c2w), ("extrinsic", w2c[:, :3])):
-        np.savez(path, **{key: array, "K": np.eye(3) * 50})
+        np.savez(path, **{key: array, "K": np.diag([50.0, 50.0, 1.0])})
         whole, _ = load(path)
         np.testing.assert_allclose(whole.poses, c2w, atol=1e-6)
         assert whole.intrinsics is not None
@@ -133,7 +133,7 @@ def test_nearly_exact_rotations_are_repaired_and_others_refused(tmp_path: Path) 
     whole, notes = load(path)
     rotation = whole.poses[2, :3, :3].astype(np.float64)
     np.testing.assert_allclose(rotation @ rotation.T, np.eye(3), atol=1e-6)
-    assert "rotations of 1 frames were off by up to 2.0e-04" in notes.infos[0]
+    assert "rotations of 1 frame were off by up to 2.0e-04" in notes.infos[0]
     poses[2, :3, :3] *= 1.5
     np.save(path, poses)
     with pytest.raises(InputError, match=r"frame 2: the 3x3 part is no rotation \(R R\^T is off"):
@@ -161,6 +161,21 @@ def test_paths_far_from_the_origin_keep_their_digits(tmp_path: Path) -> None:
     expected = np.linalg.inv(poses[0]) @ poses
     np.testing.assert_allclose(whole.relative(), expected, atol=1e-5)
     assert "positions up to 5.2e+06 units from the origin were moved" in notes.infos[0]
+
+
+@pytest.mark.parametrize("offset", [0.0, 10.0, 20.0, 50.0, 100.0, 500.0, 900.0, 1100.0])
+def test_relative_poses_keep_their_digits_at_any_offset(offset: float, tmp_path: Path) -> None:
+    poses, path = np.tile(np.eye(4), (49, 1, 1)), tmp_path / "p.npy"
+    poses[:, 2, 3] = 0.025 * np.arange(49)
+    exact = poses[-1, 2, 3]
+    poses[:, :3, 3] += offset
+    np.save(path, poses)
+    whole, notes = load(path)
+    error = np.abs(whole.relative()[:, 2, 3] - 0.025 * np.arange(49)).max()
+    assert error < 1e-5 * exact
+    assert bool(notes.infos) == (offset >= 50)
+    if offset <= 20:
+        np.testing.assert_allclose(whole.poses, poses, rtol=1e-7)
 
 
 @pytest.mark.parametrize("name", ["tum.txt", "re10k.txt", "kitti.txt", "colmap_images.txt"])
@@ -233,3 +248,38 @@ def test_distortion_and_odd_cameras_in_json(tmp_path: Path) -> None:
     assert any("frames without file_path" in line for line in notes.warnings)
     assert whole.intrinsics is not None
     np.testing.assert_allclose(whole.intrinsics, [[50, 50, 32, 16], [25, 25, 32, 16]])
+
+
+def test_doubled_image_names_are_warned_about(tmp_path: Path) -> None:
+    path = tmp_path / "transforms.json"
+    frames = []
+    for number, name in enumerate(["b.png", "a.png", "b.png", "a.png", "b.png"]):
+        matrix = np.eye(4)
+        matrix[0, 3] = number
+        frames.append({"file_path": name, "transform_matrix": matrix.tolist()})
+    path.write_text(json.dumps({"frames": frames}))
+    whole, notes = load(path)
+    assert whole.poses[:, 0, 3].tolist() == [1, 3, 0, 2, 4]  # the file's order among equals
+    assert notes.warnings == [
+        f"{path}: the image name b.png stands for 3 frames (doubled names: 2); among equal names "
+        "the file's order is used"
+    ]
+    whole, notes = load(path, sort="file")
+    assert whole.poses[:, 0, 3].tolist() == [0, 1, 2, 3, 4]
+    assert len(notes.warnings) == 1
+
+
+def test_doubled_names_and_numbers_of_colmap_are_warned_about(tmp_path: Path) -> None:
+    images = tmp_path / "images.txt"
+    images.write_text(f"{IMAGE}\n\n{IMAGE.replace('1 1', '2 1', 1)}\n\n2 1 0 0 0 1 0 0 1 b.png\n")
+    _, notes = load(tmp_path)
+    assert notes.warnings == [
+        f"{images}: IMAGE_ID 2 stands for 2 images; all of them are read as poses of their own",
+        f"{images}: the image name a.png stands for 2 frames; among equal names the file's order "
+        "is used",
+    ]
+
+
+def test_llff_is_shown_with_its_own_axes() -> None:
+    whole, _ = load(FORMATS / "llff_poses_bounds.npy")
+    assert whole.source.endswith("(llff, c2w, axes down, right, backwards)")

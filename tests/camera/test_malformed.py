@@ -48,7 +48,28 @@ BAD_TEXT = [
     ("clip.mp4", "\0\0\0 ftypisom", None, "binary data, expected a camera file: NumPy"),
     ("a.json", "{", None, "line 1, column 2: no valid JSON"),
     ("a.json", "[1, 2]", None, "the JSON is a list, expected an object"),
-    ("a.json", "[" * 100_000, None, "no usable JSON"),
+    ("a.json", "[" * 100_000, None, "no usable JSON: its lists and objects are nested too deep"),
+    ("p.txt", f"{IDENTITY[:-1]}1e30\n", "kitti", "found 1e30, expected at most 1e[+]20 either way"),
+    ("p.txt", "1\n", "kitti", "line 1 has 1 column, expected 12"),
+    ("images.txt", "word\n", None, "line 1: found 1 column, expected an image line"),
+    (
+        "r.txt",
+        f"url\n{ROW19.replace('.5', '0', 1)}\n",
+        None,
+        "line 2: fx is 0, expected a positive fraction of the picture",
+    ),
+    (
+        "a.json",
+        json.dumps({"fl_x": 5, "h": 4, "frames": [{"transform_matrix": MATRIX}]}),
+        None,
+        "the top of the file: w is missing beside h",
+    ),
+    (
+        "a.json",
+        json.dumps({"fl_x": 5, "frames": [{"transform_matrix": MATRIX, "w": 4}]}),
+        None,
+        "frame 0: h is missing beside w",
+    ),
     ("a.json", '{"a": 1}', None, "found the keys a, expected frames or camera_path"),
     ("a.json", '{"frames": []}', None, "no poses in this file"),
     ("a.json", '{"frames": [1]}', None, "found no list of objects under frames"),
@@ -110,11 +131,19 @@ def test_missing_files_and_bad_options(tmp_path: Path) -> None:
     (tmp_path / "images.bin").write_bytes(b"\0")
     with pytest.raises(InputError, match="--output_type TXT"):
         load(tmp_path)
+    inner = tmp_path / "project" / "sparse" / "0"
+    inner.mkdir(parents=True)
+    for name in ("images.bin", "images.txt"):
+        (inner / name).write_text("")
+        with pytest.raises(InputError, match="its COLMAP model lies in sparse/0") as hint:
+            load(tmp_path / "project")
+        assert hint.value.fix == f"name {inner}"
     path = FORMATS / "c2w_3x4.npy"
     for options, message in (
         ({"camera_format": "nerfstudo"}, "does not exist\n  fix: use nerfstudio"),
         ({"translation_scale": 0.0}, "translation scale 0"),
         ({"translation_scale": float("inf")}, "translation scale inf"),
+        ({"translation_scale": 1e300}, r"translation scale 1e\+300 makes positions of up to"),
         ({"convention": "w2x"}, "camera convention 'w2x' does not exist"),
         ({"axes": "unreal"}, "camera axes 'unreal' does not exist"),
         ({"sort": "size"}, "camera sort 'size' does not exist"),
@@ -127,6 +156,14 @@ def test_missing_files_and_bad_options(tmp_path: Path) -> None:
         load(path, camera_format="npz")
     with pytest.raises(InputError, match=r"shape \(6, 3, 4\), expected numbers of shape \(F, 17\)"):
         load(path, camera_format="llff")
+
+
+def test_a_huge_number_is_not_called_infinite(tmp_path: Path) -> None:
+    poses = np.tile(np.eye(4), (2, 1, 1))
+    poses[1, 0, 3] = 1e30
+    np.save(tmp_path / "p.npy", poses)
+    with pytest.raises(InputError, match=r"row 0, column 3 .* is 1e\+30, expected at most 1e\+20"):
+        load(tmp_path / "p.npy")
 
 
 def test_arrays_of_other_shapes(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from sanawm.camera import (
     summarise_motion,
     warn_about_steps,
 )
+from sanawm.camera.motion import warn_about_jumps
 from sanawm.errors import OutputError
 from sanawm.notes import Notes
 
@@ -171,3 +172,16 @@ def test_camera_imports_neither_torch_nor_matplotlib() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.strip() == "set()"
+
+
+def test_a_jump_of_a_file_is_warned_about_and_an_action_never() -> None:
+    good = roll_out_actions("wd-48")
+    poses = good.poses.copy()
+    poses[20:, 0, 3] += 86
+    notes = Notes()
+    warn_about_jumps(replace(good, poses=poses), notes=notes)
+    assert notes.warnings == []  # it is an action still
+    warn_about_jumps(replace(good, poses=poses, format="npy", source="a.npy"), notes=notes)
+    (line,) = notes.warnings
+    assert line.startswith("a.npy: from frame 19 to 20 the camera jumps 86")
+    assert "frames in the wrong order" in line

@@ -68,7 +68,11 @@ def test_formats_that_are_only_read(tmp_path: Path, seed: int, frames: int) -> N
     hwf = np.tile(np.array([360.0, 640.0, 500.0]), (frames, 1))
     block = np.stack([down, right, -forward, c2w[:, :3, 3], hwf], axis=2).reshape(frames, 15)
     np.save(tmp_path / "poses_bounds.npy", np.concatenate([block, np.ones((frames, 2))], axis=1))
-    np.savez(tmp_path / "vggt.npz", extrinsic=invert_poses(c2w)[:, :3], intrinsic=np.eye(3) * 9)
+    np.savez(
+        tmp_path / "vggt.npz",
+        extrinsic=invert_poses(c2w)[:, :3],
+        intrinsic=np.diag([9.0, 9.0, 1.0]),
+    )
     matrices = [{"file_path": f"./r_{i}", "transform_matrix": m.tolist()} for i, m in enumerate(gl)]
     blender = {"camera_angle_x": 1.1, "frames": matrices}
     (tmp_path / "transforms_train.json").write_text(json.dumps(blender))
@@ -173,3 +177,13 @@ def test_pictures_of_unknown_size(tmp_path: Path) -> None:
     back = load_trajectory(tmp_path / "d.json", notes=Notes())
     assert back.intrinsics is not None
     np.testing.assert_allclose(back.intrinsics[0], [320, 320, 320, 180], rtol=1e-6)
+
+
+def test_times_that_a_format_cannot_hold_are_said(tmp_path: Path) -> None:
+    whole = make_trajectory(1, 9)
+    words = "npy files hold no times: those of an array are left out"
+    for rate, kind, said in ((30, "npy", [words]), (16, "npy", []), (30, "tum", [])):
+        notes = Notes()
+        timed = replace(whole, timestamps=5.0 + np.arange(9) / rate)
+        save_trajectory(timed, tmp_path / f"{rate}.{kind}", to=kind, notes=notes)
+        assert notes.infos == said

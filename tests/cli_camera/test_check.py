@@ -30,7 +30,7 @@ def test_good_paths() -> None:
         ("length", walk(24), (), "24 poses, a clip needs at least 25"),
         ("step", walk(step=3.0), (), "median step 3 scene units a frame"),
         ("step", walk(), ("--translation-scale", 100), "median step 2.5 scene units a frame"),
-        ("field of view", walk(), ("--fov-x", 150), "field of view 150.0 to 150.0 degrees"),
+        ("field of view", walk(), ("--fov-x", 150), "field of view 150.0 degrees, accepted more"),
     ],
 )
 def test_failed_check(
@@ -92,3 +92,26 @@ def test_picture_is_drawn_also_when_a_check_fails(tmp_path: Path) -> None:
     assert f"picture    {target}" in done.out
     with Image.open(target) as picture:
         assert picture.format == "PNG"
+
+
+def test_a_wide_angle_is_not_told_about_pixels(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", walk())
+    done = camera("check", tmp_path / "a.npy", "--fov-x", 120, "--width", 1280, "--height", 704)
+    assert done.code == 1
+    assert "field of view 87.2 to 120.0 degrees, accepted more than 25, less" in done.out
+    assert "fix: give an angle above 25 and below 120 degrees; with a picture the" in done.out
+    assert "fx fy" not in done.out
+    one = tmp_path / "one.txt"
+    one.write_text("1 0 0 0 0 0 0 1\n")
+    assert "1 pose, a clip needs at least 25" in camera("check", one).out
+
+
+def test_a_jump_is_warned_about_wherever_a_path_is_fitted(tmp_path: Path) -> None:
+    poses = walk()
+    poses[20:, 0, 3] += 86
+    np.save(tmp_path / "a.npy", poses)
+    words = "from frame 19 to 20 the camera jumps 86 scene units"
+    for flags in ((), ("--num-frames", 25)):
+        assert words in camera("show", tmp_path / "a.npy", *flags).err
+    assert "jumps" not in camera("show", tmp_path / "a.npy", "--num-frames", 20).err
+    assert "jumps" not in camera("show", "--action", "w-6,none-200").err

@@ -87,6 +87,9 @@ def test_flags_are_the_settings_of_the_same_name() -> None:
         ((POSES, "--width", 640), ("--width without --height", "add --height")),
         ((POSES, "--height", 360), ("--height without --width", "add --width")),
         ((POSES, "--width", 0, "--height", 360), ("--width 0: expected a whole number, 1",)),
+        ((POSES, "--width", -3), ("--width -3: expected", "the width of the image file")),
+        ((POSES, "--intrinsics", "70 70 48 32"), ("write --intrinsics 70,70,48,32",)),
+        ((POSES, "--translation-scale", "1e300"), ("translation scale 1e+300 makes",)),
         ((POSES, "--fov-x", 180), ("field of view 180 degrees is impossible",)),
         ((POSES, "--fov-x", 75, "--intrinsics", "1,1,1,1"), ("--fov-x", "exclude each other")),
         ((POSES, "--intrinsics", "1,2,3"), ("expected (4,) fx fy cx cy",)),
@@ -142,3 +145,16 @@ def test_a_reader_that_goes_away_is_no_failure() -> None:
         ["bash", "-c", f"({command}) | true"], capture_output=True, text=True, check=True
     )
     assert done.stderr == "code 0\n"
+
+
+def test_make_asks_for_an_action_and_no_file(tmp_path: Path) -> None:
+    done = camera("make", "-o", tmp_path / "m.npy")
+    refused(done, 2, "no --action was given", 'add, say, --action "w-24,dw-24"')
+    assert "file" not in done.err
+
+
+def test_the_line_about_an_unknown_lens_names_what_decides() -> None:
+    assert (
+        "lens       not known: refine takes 90 degrees across its picture unless a preset, --fov-x "
+        "or --intrinsics says otherwise"
+    ) in camera("show", "--action", "w-24").out
