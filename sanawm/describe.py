@@ -10,6 +10,7 @@ from . import __version__
 from .components import is_remote
 from .downloads import RELEASED, download_bytes
 from .estimate import WORDS, MemoryEstimate
+from .notes import counted
 from .plan import Plan
 
 if TYPE_CHECKING:
@@ -45,10 +46,11 @@ def plan_lines(
     steps = len(plan.settings.settings.refiner.sigmas) - 1
     count = len(plan.blocks)
     if plan.single_shot:
-        work = f"whole clip at once, {steps} steps"
+        work = f"whole clip at once, {counted(steps, 'step')}"
     else:
         work = (
-            f"{count} blocks of {window.block} latent frames, {steps} steps + 1 capture each, "
+            f"{counted(count, 'block')} of {window.block} latent frames, "
+            f"{counted(steps, 'step')} + 1 capture each, "
             f"window {window.sink} sink + {window.history_max} history"
         )
     return [

@@ -180,7 +180,7 @@ def test_the_table_lists_every_key_with_its_origin() -> None:
     table = resolve(["tiny"]).table()
     assert set(table) == set(all_keys())
     assert table["refiner.sigmas"] == {
-        "value": [0.12, 0.06, 0.0],
+        "value": [0.07, 0.0],
         "origin": "preset tiny",
     }
 

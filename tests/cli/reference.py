@@ -22,7 +22,7 @@ from sanawm.vae.weights import load_decoder
 
 from .command import TINY
 
-SIGMAS = (0.12, 0.06, 0.0)
+SIGMAS = (0.07, 0.0)
 RELEASED = Window(1, 3, 11)
 CPU = torch.device("cpu")
 

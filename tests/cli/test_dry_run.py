@@ -51,7 +51,7 @@ def test_the_plan_is_printed(in_tmp: Path, latents: Path, camera: Path) -> None:
     assert done.code == 0
     text = done.out
     assert f"video  64x48, {FRAMES} frames decoded, {FRAMES - 1} written at 16 fps" in text
-    assert "2 blocks of 3 latent frames, 2 steps + 1 capture each, window 1 sink + 10" in text
+    assert "2 blocks of 3 latent frames, 1 step + 1 capture each, window 1 sink + 10" in text
     assert f"source latents {latents}" in text
     assert "tokens 48 a latent frame, 144 a block" in text
     rows = [line.split() for line in text.splitlines() if ".." in line and line[:4] == "    "]

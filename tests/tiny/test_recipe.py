@@ -6,9 +6,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from configs.tiny.make.data import make_clip
+from configs.tiny.make.export import SIGMAS
 from configs.tiny.make.judge import as_pixels
 from configs.tiny.make.train_refiner import WINDOW
-from configs.tiny.make.tune import SIGMAS, edge_error
+from configs.tiny.make.tune import edge_error
 
 from .conftest import Preset
 
@@ -18,7 +19,7 @@ def blurred(pixels: Tensor, size: int) -> Tensor:
     return F.avg_pool3d(pixels, (1, size, size), 1, pad, count_include_pad=False)
 
 
-def test_tuning_goes_through_the_steps_of_the_preset(preset: Preset) -> None:
+def test_an_export_declares_the_steps_and_the_window_of_the_preset(preset: Preset) -> None:
     assert list(SIGMAS) == list(preset.sigmas)
     assert preset.window == WINDOW
 

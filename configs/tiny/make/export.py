@@ -23,7 +23,6 @@ from .stage1_data import STAGE1_CONFIG
 from .train_refiner import REFINER_CONFIG, WINDOW, load_refiner
 from .train_stage1 import STEPS, load_stage1
 from .train_vae import VAE_CONFIG, load_vae
-from .tune import SIGMAS
 
 PRESET = Path(__file__).parent.parent
 #: The preset as a file beside the models: paths are relative to it.
@@ -71,6 +70,8 @@ instruction = "sana_dit/config.yaml"
 """
 LATENTS_INPUT = 'latents = "latents.safetensors"\ncamera = "camera.npy"'
 IMAGE_INPUT = 'image = "first.png"\naction = "w-24,dw-24,w-24,aw-24"\nfov_x = {fov:.2f}'
+#: Of the preset: one step, and lower than those of the tuning, to keep more of what stage 1 made.
+SIGMAS = (0.07, 0.0)
 #: The held-out clip of the first picture and of the packaged latents, and its length.
 SHOWN, SHOWN_FRAMES = 26, 97
 

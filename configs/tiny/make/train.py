@@ -19,13 +19,13 @@ from .ranks import Rank, start_processes, this_rank
 
 CLIPS = 900
 #: Training steps of each model.
-LENGTHS = {"vae": 1200, "decoder": 1300, "refiner": 800, "tune": 800, "stage1": 900}
+LENGTHS = {"vae": 1200, "decoder": 1300, "refiner": 800, "tune": 1700, "stage1": 900}
 STEPS = (
     "data", "vae", "latents", "decoder", "refiner", "stage1", "made", "tune", "export", "figures",
 )  # fmt: skip
 ALONE = ("made", "export")
 #: Training clips that stage 1 makes again for the refiner.
-MADE = 144
+MADE = 560
 PRESET = Path(__file__).parent.parent
 
 

@@ -37,6 +37,8 @@ CHUNK_WINDOW = ChunkWindow(cached=2, sink=True)
 STEPS = (1000.0, 857.0, 667.0, 400.0, 0.0)
 #: Timesteps with which the model makes its own history in training.
 QUICK_STEPS = (1000.0, 769.0, 400.0, 0.0)
+#: Clips for the refiner in which every chunk follows the truth.
+TAUGHT = 48
 MUON_RATE = 0.02
 ADAM_RATE = 0.003
 #: Frames in all chunks of a batch: as many items as fit.
@@ -248,8 +250,9 @@ def roll_out(model: Stage1Model, batch: Batch, *, seed: int, taught: bool = Fals
 def make_clips(work: Path, *, count: int, rank: Rank) -> None:
     """Write `made.pt`: stage 1's latents of the first training clips, for the refiner to learn on.
 
-    In the first third of them every chunk follows the truth, so that the truth is what the refiner
-    should make of it; the others run freely, as they will.
+    In the first TAUGHT of them every chunk follows the truth, so that the truth is what the refiner
+    should make of it; the others run freely, as they will. With few of them the refiner learns
+    the clips by heart: with 144 it gained 2 dB on these and lost 0.4 dB on others.
     """
     path = work / "made.pt"
     parts: list[Tensor] = list(torch.load(path)["made"].split(8)) if path.is_file() else []
@@ -259,7 +262,7 @@ def make_clips(work: Path, *, count: int, rank: Rank) -> None:
     for at in range(8 * len(parts), count, 8):
         clips = data.part(torch.arange(at, at + 8))
         with torch.autocast("cpu", torch.bfloat16):
-            made = roll_out(model, clips, seed=at, taught=at < count // 3)
+            made = roll_out(model, clips, seed=at, taught=at < TAUGHT)
         parts.append(made.half())
         save_atomically({"made": torch.cat(parts)}, path)
         rank.log(at, every=8)

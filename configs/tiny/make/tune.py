@@ -26,9 +26,9 @@ from .train_refiner import BLOCKS, WINDOW, Clips, WindowPass
 from .train_vae import load_vae
 
 #: Of the squared error of latents, of pixels, and of the pictures' sharpness.
-LATENT_WEIGHT, PIXEL_WEIGHT, EDGE_WEIGHT = 2.0, 60.0, 0.6
-#: Those that the preset declares, lower than the ones learned first: they keep more of stage 1.
-SIGMAS = (0.12, 0.06, 0.0)
+LATENT_WEIGHT, PIXEL_WEIGHT, EDGE_WEIGHT = 1.0, 100.0, 1.0
+#: Lower than the ones learned first: they keep more of what stage 1 made.
+SIGMAS = (0.08, 0.04, 0.0)
 #: Side of the windows in which sharpness is compared, pixels, and the step between them.
 PATCH, STEP = 16, 8
 Show = Callable[[Tensor], Tensor]
