@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from sanawm.config import resolve
 from sanawm.refiner import stream
 from sanawm.stage1.model import Stage1Model
 from sanawm.vae.decoder import VAEDecoder
@@ -187,7 +188,7 @@ def all_nan(tensor: object) -> object:
     return torch.full_like(tensor, torch.nan)
 
 
-STEPS = 2  # sigmas of the refiner, less one
+STEPS = len(resolve(["tiny"]).settings.refiner.sigmas) - 1
 FAULTS = {
     "stage1": ("image", Stage1Model, "forward", 5 * 2, "stage 1: chunk 2 holds NaN or infinity"),
     "refiner": (

@@ -43,7 +43,7 @@ def test_plain_lines_say_what_happens(short: tuple[object, ...]) -> None:
     text = sanawm(*short).err
     assert "\x1b" not in text
     assert "no -c given: using the embedded preset 'tiny'" in text
-    for word in ("model  refiner of", "video  64x48", "plan   1 blocks of 3", "block 1/1:"):
+    for word in ("model  refiner of", "video  64x48", "plan   1 block of 3", "block 1/1:"):
         assert word in text
     assert "(growing as o.part.mp4)" in text
     assert text.rstrip().splitlines()[-1].startswith(f"done: {STRIDE} frames in ")
