@@ -16,7 +16,7 @@ from typing import Any
 
 from sanawm.errors import MachineError, OutputError, SanawmError
 from sanawm.events import Event, Listener, ignore
-from sanawm.io.files import write_error
+from sanawm.io.files import remove_abandoned, write_error
 from sanawm.notes import Notes, counted
 
 from .engine import Ended, Engine
@@ -114,6 +114,8 @@ class Batch:
         for job in self.index.each("ready", "held", "taken"):
             self.not_run += 1
             self._write(Outcome(job.id, job.line, "not-run", output=job.output))
+        # Of a job whose worker was killed with its video finished, nobody else cleans up.
+        remove_abandoned(self.check.folder)
         assert self._report is not None
         self._report.close()
         if failure is not None:

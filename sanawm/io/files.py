@@ -9,8 +9,10 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 import secrets
 import shutil
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +22,10 @@ from sanawm.paths import MAX_NAME_BYTES
 
 #: What is put behind a video's stem while it grows.
 VIDEO_PART_SUFFIX = ".part.mp4"
+#: Seconds without a write after which the temporary file of a process not seen here is abandoned.
+ABANDONED_AFTER = 5.0
+#: Names that `atomic_write` gives: a hash of the target, its process, and a random part.
+_TEMPORARY = re.compile(r"\.sanawm-[0-9a-f]{12}-([0-9]+)-[0-9a-f]{8}(?:\..*)?")
 
 _CAUSES = {
     errno.ENOSPC: ("no space left on device", "free some space, or write to another disk"),
@@ -226,6 +232,36 @@ def remove_stale(path: Path) -> None:
         for entry in os.scandir(path.parent):
             if entry.name.startswith(_temporary_prefix(path)):
                 _unlink_quietly(Path(entry.path))
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Remove what `atomic_write` left in `folder` in whatever process was killed in the middle.
+
+    For files whose own run is not started again, because the file it wrote is finished. One counts
+    as left when its process does not run here and nothing was written to it for `ABANDONED_AFTER`
+    seconds: the process may run on another machine that shares the folder.
+    """
+    for entry in os.scandir(folder):
+        found = _TEMPORARY.fullmatch(entry.name)
+        if found is None or _runs(int(found[1])):
+            continue
+        try:
+            idle = time.time() - entry.stat(follow_symlinks=False).st_mtime
+        except OSError:  # renamed or removed meanwhile
+            continue
+        if idle > ABANDONED_AFTER:
+            _unlink_quietly(Path(entry.path))
+
+
+def _runs(pid: int) -> bool:
+    """Tell whether a process of this number runs on this machine."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:  # somebody else's
+        return True
+    return True
 
 
 def _temporary_prefix(path: Path) -> str:

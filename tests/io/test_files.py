@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,7 @@ from sanawm.io.files import (
     check_stem,
     free_space,
     part_path,
+    remove_abandoned,
     remove_stale,
     write_error,
 )
@@ -197,3 +201,33 @@ def test_write_error_names_the_cause(code: int, text: str) -> None:
 
 def test_free_space_looks_up_missing_folders(tmp_path: Path) -> None:
     assert free_space(tmp_path / "no" / "such" / "file.mp4") > 0
+
+
+class TestRemoveAbandoned:
+    def test_only_old_files_of_dead_processes(self, tmp_path: Path) -> None:
+        """A real process is killed while it writes; its file goes, once it is old enough."""
+        script = (
+            "import os, pathlib, signal\n"
+            "from sanawm.io.files import atomic_write\n"
+            "with atomic_write(pathlib.Path('clip.mp4')) as temporary:\n"
+            "    temporary.write_bytes(b'half')\n"
+            "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        )
+        done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=False)
+        assert done.returncode == -signal.SIGKILL
+        (left,) = tmp_path.iterdir()
+        assert left.name.startswith(".sanawm-")
+        others = [tmp_path / name for name in ("clip.mp4", ".sanawm-keep-clip", ".sanawm-notes")]
+        for path in others:
+            path.write_bytes(b"mine")
+            os.utime(path, (1, 1))
+        with atomic_write(tmp_path / "other.mp4") as living:
+            living.write_bytes(b"half")
+            os.utime(living, (1, 1))
+            remove_abandoned(tmp_path)
+            assert left.exists()  # just written: its process might run elsewhere
+            os.utime(left, (1, 1))
+            remove_abandoned(tmp_path)
+            assert not left.exists()
+            assert living.exists()
+        assert all(path.exists() for path in others)
