@@ -119,12 +119,12 @@ def sheet_lines(plan: Plan) -> list[str]:
 def _seen_through(plan: Plan, camera: Trajectory) -> Trajectory:
     """Return the path with the lens that stage 1 is told, which need not be the file's."""
     from .camera.framing import ImageSize
+    from .image_source import ImageClip
 
-    lens = getattr(plan.source, "lens", None)
-    if lens is None:
+    if not isinstance(plan.source, ImageClip):
         return camera
     size = ImageSize(plan.pixels.width, plan.pixels.height)
-    return replace(camera, intrinsics=lens, source_size=size, fov_x_deg=None)
+    return replace(camera, intrinsics=plan.source.lens, source_size=size, fov_x_deg=None)
 
 
 def _camera(camera: Trajectory, plan: Plan) -> str:

@@ -22,6 +22,9 @@ GL_TO_CV: Float64 = np.diag([1.0, -1.0, -1.0, 1.0])
 #: Above this cosine of the half angle slerp divides by a small number; a straight line is used.
 SLERP_DOT_MAX = 0.9995
 
+#: How far the last row of a matrix may be from `0 … 0 1`.
+LAST_ROW_TOLERANCE = 1e-4
+
 
 def poses_from_parts(rotations: ArrayLike, translations: ArrayLike) -> Float64:
     """Join rotations `(F, 3, 3)` and translations `(F, 3)` to poses `(F, 4, 4)`."""
@@ -127,3 +130,17 @@ def _slerp(q0: Float64, q1: Float64, u: Float64) -> Float64:
     angle = np.arccos(np.clip(dot, 0.0, SLERP_DOT_MAX))  # clipped rows take the straight line
     arc = (np.sin((1 - u) * angle) * q0 + np.sin(u * angle) * q1) / np.sin(angle)
     return np.where(dot > SLERP_DOT_MAX, q0 + u * (q1 - q0), arc)
+
+
+def wrong_last_row(matrices: NDArray[np.floating]) -> tuple[int, str, bool] | None:
+    """Return the first of the matrices `(F, n, n)` whose last row is not `0 … 0 1`, None if none.
+
+    That is its number, the row in words, and whether the last column is what the row should be.
+    """
+    last = np.eye(matrices.shape[-1])[-1]
+    off = ~(np.abs(matrices[:, -1] - last).max(axis=1) <= LAST_ROW_TOLERANCE)  # also for NaN
+    if not off.any():
+        return None
+    frame = int(np.argmax(off))
+    found = " ".join(f"{value:g}" for value in matrices[frame, -1])
+    return frame, found, np.allclose(matrices[frame, :, -1], last, atol=LAST_ROW_TOLERANCE)

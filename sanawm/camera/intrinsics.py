@@ -19,7 +19,7 @@ from sanawm.notes import Notes
 
 from .arrayfile import read_npy, read_npz
 from .framing import ImageSize, frame_image, scale_intrinsics
-from .geometry import Float32
+from .geometry import Float32, wrong_last_row
 from .trajectory import FRACTIONS, Trajectory
 from .view_angle import FOV_RANGE_DEG, check_field_of_view, field_of_view
 
@@ -30,8 +30,6 @@ SMALLEST_FOCAL, LARGEST_PIXEL = 1e-6, 1e9
 #: Names of intrinsics in an `.npz`, first match wins.
 INTRINSICS_KEYS = ("intrinsics", "intrinsic", "K", "Ks")
 SHAPES = "(4,) fx fy cx cy, (3, 3), (F, 4) or (F, 3, 3)"
-#: How far the last row of a 3x3 matrix may be from `0 0 1`, as that of a pose from `0 0 0 1`.
-LAST_ROW_TOLERANCE = 1e-4
 
 
 def read_intrinsics(text: str | Path, *, notes: Notes) -> Float32:
@@ -123,13 +121,10 @@ def intrinsics_from_array(array: ArrayLike, *, source: str, notes: Notes) -> Flo
 
 def _check_last_rows(matrices: Float32, source: str) -> None:
     """Raise `InputError` unless the last row of every matrix `(F, 3, 3)` is `0 0 1`."""
-    last = np.array([0.0, 0.0, 1.0])
-    off = ~(np.abs(matrices[:, 2] - last).max(axis=1) <= LAST_ROW_TOLERANCE)  # also for NaN
-    if not off.any():
+    wrong = wrong_last_row(matrices)
+    if wrong is None:
         return
-    frame = int(np.argmax(off))
-    found = " ".join(f"{value:g}" for value in matrices[frame, 2])
-    turned = np.allclose(matrices[frame, :, 2], last, atol=LAST_ROW_TOLERANCE)
+    frame, found, turned = wrong
     raise InputError(
         f"{source}: frame {frame}: the last row of the 3x3 matrix is {found}, expected 0 0 1",
         fix="the matrices are stored column by column: transpose each of them"

@@ -23,6 +23,7 @@ from .geometry import (
     invert_poses,
     nearest_rotations,
     rotation_errors,
+    wrong_last_row,
 )
 from .intrinsics import check_lens, scale_to_image
 from .raw import LARGEST_NUMBER, Axes, CameraFormat, Convention, RawPoses, sound_number
@@ -240,12 +241,10 @@ def _check_matrices(raw: RawPoses, path: Path, notes: Notes) -> Float64:
 
 def _check_last_rows(matrices: Float64, raw: RawPoses, path: Path) -> None:
     """Raise `InputError` when a last row is not `0 0 0 1`."""
-    off = np.abs(matrices[:, 3] - np.array([0.0, 0.0, 0.0, 1.0])).max(axis=1) > 1e-4
-    if not off.any():
+    wrong = wrong_last_row(matrices)
+    if wrong is None:
         return
-    frame = int(np.argmax(off))
-    found = " ".join(f"{value:g}" for value in matrices[frame, 3])
-    turned = np.allclose(matrices[frame, :, 3], (0, 0, 0, 1), atol=1e-4)
+    frame, found, turned = wrong
     raise InputError(
         f"{path}: {raw.labels[frame]}: the last row is {found}, expected 0 0 0 1",
         fix="the matrices are stored column by column: transpose each of them"
