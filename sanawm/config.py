@@ -17,7 +17,7 @@ from typing import Any
 from .errors import InputError, MissingFile, SanawmError, UsageError
 from .expected import shown, wrong_value
 from .origins import RANKS, Origin
-from .paths import check_path, home_expanded
+from .paths import check_path, home_expanded, real_path, short_path
 from .settings import EXCLUSIVE, Settings, all_keys, is_path, is_switch, may_be_none, path_keys
 from .shapes import MAX_FRAMES
 
@@ -141,8 +141,9 @@ def read_toml(path: Path) -> dict[str, Any]:
 def _load(name: str, trail: tuple[Path, ...] = ()) -> list[Layer]:
     """Return the layers of a config: what it extends, then itself."""
     path, preset = config_path(name)
-    if path.resolve() in trail:
-        chain = " extends ".join(str(p) for p in (*trail, path.resolve()))
+    place = real_path(path)
+    if place in trail:
+        chain = " extends ".join(str(p) for p in (*trail, place))
         raise InputError(
             f"config {path}: it extends itself ({chain})", fix="take one extends line out"
         )
@@ -157,11 +158,14 @@ def _load(name: str, trail: tuple[Path, ...] = ()) -> list[Layer]:
             )
         beside = path.parent / base
         try:
-            layers = _load(str(beside) if beside.is_file() else base, (*trail, path.resolve()))
+            check_path(str(beside), where="config", pipe=True)
+            layers = _load(str(beside) if beside.is_file() else base, (*trail, place))
         except SanawmError as e:
             if e.message.startswith(f"config {path}"):
                 raise
-            raise InputError(f"config {path}: extends {base!r}: {e.message}", fix=e.fix) from None
+            raise InputError(
+                f"config {path}: extends {short_path(base)}: {e.message}", fix=e.fix
+            ) from None
     origin = Origin("preset", f"preset {name}") if preset else Origin("file", str(path))
     values = {key: anchored(key, v, path) for key, v in _flatten(data, origin).items()}
     return [*layers, Layer(origin, values)]

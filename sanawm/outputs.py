@@ -12,6 +12,7 @@ from .errors import OutputError, SanawmError, UsageError
 from .io.begun import check_part
 from .io.files import check_named, check_output, check_stem, part_path, refuse_inputs
 from .io.run_state import looks_like_state, read_recipe
+from .paths import real_path
 
 #: Settings keys of single-file outputs beside the video, with their accepted endings.
 SIDE_FILES = {
@@ -248,8 +249,9 @@ def check_frames_dir(
         raise OutputError(
             f"--frames-dir {folder} is not empty", fix="add --overwrite, or choose another folder"
         )
+    here = real_path(folder)
     for path in inputs:
-        if path.resolve().parent == folder.resolve() and path.match("frame_*.png"):
+        if real_path(path).parent == here and path.match("frame_*.png"):
             raise UsageError(
                 f"--frames-dir {folder} holds an input of this run ({path})",
                 fix="choose another folder",

@@ -20,7 +20,7 @@ def check_path(text: str, *, where: str, pipe: bool = False) -> None:
     ends, and what is written to `/dev/full` never arrives. So are pipes, unless `pipe` says that
     the file is read once, from begin to end.
     """
-    shown = ascii(text if len(text) <= 40 else text[:37] + "...")
+    shown = short_path(text)
     if "\0" in text:
         raise UsageError(f"{where}: the path {shown} holds a NUL character", fix="correct the path")
     try:
@@ -39,6 +39,19 @@ def check_path(text: str, *, where: str, pipe: bool = False) -> None:
     special = _special(text)
     if special and not (pipe and special == "a pipe"):
         raise UsageError(f"{where}: {shown} is {special}, expected a file", fix="name a file")
+
+
+def short_path(text: str) -> str:
+    """Return a path in quotes for a message, cut at 40 characters, all of them ASCII."""
+    return ascii(text if len(text) <= 40 else text[:37] + "...")
+
+
+def real_path(path: Path) -> Path:
+    """Return a path with its links followed; those that lead in a circle are left as they are.
+
+    `Path.resolve` ends such a circle with an exception that is no `OSError`.
+    """
+    return Path(os.path.realpath(path))
 
 
 def _special(text: str) -> str:

@@ -7,6 +7,7 @@ other exception, no hang, no file left, no code run.
 from __future__ import annotations
 
 import random
+import re
 import signal
 import warnings
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ TOKENS = [
     b"nan", b"inf", b"-1", b"1e400", b"0", b"7", b"\n", b" ", b",", b"{}", b"[]", b"null", b"true",
     b'"', b"\xff", b"\0", b"\xef\xbb\xbf", b"!!python/name:os.system", b"[" * 3000, b"{" * 3000,
     b"9" * 400, b"\xff" * 8, b"\0" * 8, b"\x7f\xff\xff\xff", b"\xff\xff\xff\x7f", b"../",
-    b"&a [*a]",
+    b"&a [*a]", b"a/" * 3000, b"~nobody/x", b"/dev/zero", b".", rb"\u0000", rb"\ud800", b"hf://",
 ]  # fmt: skip
 #: Seconds after which a reader hangs.
 SECONDS = 20.0
@@ -41,7 +42,9 @@ class Edit(NamedTuple):
     data: bytes
 
 
-EDITS = ("flip", "cut", "drop", "put", "insert", "repeat", "zero")
+EDITS = ("flip", "cut", "drop", "put", "insert", "repeat", "zero", "word")
+#: A number, a name or what stands between quotes: what text formats give a meaning to.
+WORD = re.compile(rb'"[^"\n\\]{0,200}"|[A-Za-z0-9_./+-]{1,200}')
 
 
 def damage(data: bytes, edits: list[Edit]) -> bytes:
@@ -64,6 +67,9 @@ def damage(data: bytes, edits: list[Edit]) -> bytes:
         elif edit.what == "zero":
             end = min(len(changed), at + edit.size)
             changed[at:end] = bytes(end - at)
+        elif edit.what == "word" and (found := WORD.search(changed, at)):
+            quotes = int(found[0][:1] == b'"')
+            changed[found.start() + quotes : found.end() - quotes] = edit.data
     return bytes(changed)
 
 

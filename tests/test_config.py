@@ -62,6 +62,20 @@ def test_extends_itself_is_refused(tmp_path: Path) -> None:
         resolve([str(tmp_path / "a.toml")])
 
 
+@pytest.mark.parametrize("base", ["9" * 400, "a/" * 3000, r"\u0000"])
+def test_extends_what_can_be_no_file(tmp_path: Path, base: str) -> None:
+    path = write(tmp_path / "mine.toml", f'extends = "{base}"\n')
+    with pytest.raises(InputError, match=r"mine\.toml: extends '.{4,44}': config: the path ") as e:
+        resolve([path])
+    assert len(e.value.message) < 300 + len(path)
+
+
+def test_a_link_to_itself_is_no_config(tmp_path: Path) -> None:
+    (tmp_path / "loop.toml").symlink_to("loop.toml")
+    with pytest.raises(MissingFile, match=r"loop\.toml: cannot be read \(Too many levels"):
+        resolve([str(tmp_path / "loop.toml")])
+
+
 def test_relative_paths_are_relative_to_their_file(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     text = '[input]\nlatents = "z.npy"\n[model]\nvae = "hf://a/b/c"\nrefiner = "/abs/r"\n'

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
@@ -121,7 +120,7 @@ def test_a_typed_value_is_read_or_refused(name: str, text: str) -> None:
 
 @pytest.mark.slow
 def test_many_damaged_files(tmp_path: Path) -> None:
-    """The bench with its own seed: 12,000 inputs."""
+    """The bench: 12,000 inputs, the same ones in every run. New ones are for the bench to try."""
     from .bench import fuzz
 
-    assert fuzz.main(12_000, seed=random.randrange(1 << 30)) == 0
+    assert fuzz.main(12_000, seed=7) == 0

@@ -6,6 +6,7 @@ Source: the public release YAMLs of SANA-WM (streaming and bidirectional, 1600M,
 
 from __future__ import annotations
 
+import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -173,7 +174,8 @@ class Stage1Config:
         text = _section(data, "text_encoder", where)
         scheduler = _section(data, "scheduler", where)
         _check_fixed(model, text, scheduler, where)
-        unknown = sorted(set(model) - ARCHITECTURE - NOT_ARCHITECTURE - set(FIXED))
+        known = ARCHITECTURE | NOT_ARCHITECTURE | set(FIXED)
+        unknown = sorted(str(key) for key in model if key not in known)  # YAML's may be no text
         if unknown and notes is not None:
             notes.warn(f"{where}: not understood and ignored in [model]: {', '.join(unknown)}")
         sizes = _named_sizes(str(model.get("model", ""))) | dict(model)
@@ -300,6 +302,7 @@ def _integer(
 
 def _number(section: Mapping[str, Any], key: str, where: str, *, default: float) -> float:
     value = section.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 < value <= sys.float_info.max:
         raise InputError(f"{where}: {key} is {value!r}, expected a number above 0")
     return float(value)

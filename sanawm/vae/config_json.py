@@ -7,6 +7,7 @@ its default, keys starting with `_` are ignored.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -65,7 +66,7 @@ class _Fields:
         """Return a value of exactly the type of `default`; an integer may stand for a float."""
         self.seen.add(key)
         value, kind = self.values.get(key, default), type(default)
-        if kind is float and type(value) is int:
+        if kind is float and type(value) is int and abs(value) <= sys.float_info.max:
             value = float(value)
         if type(value) is not kind:
             raise self._wrong(key, KINDS[kind])

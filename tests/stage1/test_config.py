@@ -66,12 +66,12 @@ def test_config_and_plan_do_not_import_torch() -> None:
 
 def test_unknown_keys_are_named() -> None:
     notes = Notes()
-    model = {"model": "X_1600M_P1_D20", "window_kind": "ring", "chunk_size": 3}
+    model = {"model": "X_1600M_P1_D20", "window_kind": "ring", "chunk_size": 3, None: 0, 7: 1}
     config = Stage1Config.from_mapping(
         {"model": model, "vae": {"vae_latent_dim": 128}}, where="m.yaml", notes=notes
     )
     assert config == Stage1Config.released()
-    assert notes.warnings == ["m.yaml: not understood and ignored in [model]: window_kind"]
+    assert notes.warnings == ["m.yaml: not understood and ignored in [model]: 7, None, window_kind"]
 
 
 @pytest.mark.parametrize(
@@ -88,6 +88,7 @@ def test_unknown_keys_are_named() -> None:
         ("model", "chunk_size", 0, "chunk_size is 0"),
         ("text_encoder", "y_norm", False, "y_norm is False"),
         ("scheduler", "predict_flow_v", False, "predict_flow_v is False"),
+        ("scheduler", "inference_flow_shift", 10**400, "inference_flow_shift is 10+, expected"),
         ("scheduler", "inference_flow_shift", "fast", "inference_flow_shift is 'fast'"),
         ("vae", "vae_stride", [8, 32, 16], "vae_stride is"),
     ],

@@ -151,6 +151,7 @@ REFUSED = [
     ({"scaling_factor": 0}, "scaling_factor is 0.0, expected a number above 0"),
     ({"scaling_factor": None}, "scaling_factor is None, expected a number"),
     ({"resnet_norm_eps": float("nan")}, "resnet_norm_eps is nan, expected a number above 0"),
+    ({"resnet_norm_eps": 10**400}, "resnet_norm_eps is 10+, expected a number"),
     ({"encoder_causal": 1}, "encoder_causal is 1, expected true or false"),
     ({"decoder_causal": "yes"}, "decoder_causal is 'yes', expected true or false"),
     ({"down_block_types": ["Other"] * 4}, "down_block_types is .* expected 4 times LTX2VideoDown"),
