@@ -80,16 +80,13 @@ def _check_size(typed: dict[str, Any]) -> None:
 
 
 def _check_length(settings: Resolved) -> None:
-    """Raise `UsageError` for a length that is impossible, or missing where it is needed."""
-    camera, asked = settings.settings.camera, asked_frames(settings)
+    """Raise `UsageError` for a length that is impossible."""
+    asked = asked_frames(settings)
     if asked is not None and not 1 <= asked <= MAX_FRAMES:
         raise UsageError(
             f"--num-frames {asked} cannot be used: expected 1 to {MAX_FRAMES}",
             fix="a streamed clip has 24*k + 1 frames: 25, 49, ... 241",
         )
-    needs = "--hold-last" if camera.hold_last else "--resample clip"
-    if asked is None and (camera.hold_last or camera.resample == "clip"):
-        raise UsageError(f"{needs} needs the length of the clip", fix="add --num-frames N")
 
 
 def asked_frames(settings: Resolved) -> int | None:
@@ -159,25 +156,15 @@ def _is_action(text: str) -> bool:
 
 def _to_length(trajectory: Trajectory, settings: Resolved, notes: Notes) -> Trajectory:
     """Return the trajectory cut, held or resampled as asked; as it is without such a flag."""
-    from sanawm.camera import fit_to_clip, poses_available, warn_about_steps
-    from sanawm.camera.clip import note_unused_times
-    from sanawm.camera.motion import warn_about_jumps
+    from sanawm.camera import fit_to_clip
 
-    camera, fps = settings.settings.camera, frame_rate(settings)
-    frames = asked_frames(settings)
-    if frames is None and camera.resample == "time":
-        frames = poses_available(trajectory, resample="time", fps=fps)
-    if frames is None:
-        note_unused_times(trajectory, fps=fps, notes=notes)
-        warn_about_steps(trajectory, notes=notes)
-        warn_about_jumps(trajectory, notes=notes)
-        return trajectory
+    camera = settings.settings.camera
     return fit_to_clip(
         trajectory,
-        frames,
+        asked_frames(settings),
         hold_last=camera.hold_last,
         resample=camera.resample,
-        fps=fps,
+        fps=frame_rate(settings),
         notes=notes,
     )
 

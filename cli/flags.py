@@ -50,6 +50,11 @@ class Flag:
         """Name of the flag for messages."""
         return "--" + self.parameter.replace("_", "-")
 
+    def typed(self, given: Any) -> str:
+        """Return the name that was typed: the second one of a switch that was turned off."""
+        _, _, off = self.names.partition("/")
+        return off if off and given is False else self.shown
+
     def value(self, given: Any) -> Any:
         """Return the settings value for what was typed."""
         if self.invert:
@@ -89,7 +94,7 @@ def with_flags(
 def given(flags: Iterable[Flag], values: dict[str, Any]) -> dict[str, tuple[str, Any]]:
     """Return what was typed, by settings key: the flag's name and its value."""
     return {
-        flag.key: (flag.shown, flag.value(values[flag.parameter]))
+        flag.key: (flag.typed(values[flag.parameter]), flag.value(values[flag.parameter]))
         for flag in flags
         if values.get(flag.parameter) is not None
     }

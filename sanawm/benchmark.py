@@ -26,13 +26,14 @@ from torch import Tensor
 
 from .camera.geometry import Float32
 from .chunks import RefinedChunk
+from .errors import UsageError
 from .frame_rates import rate_of
 from .io.video import VideoSettings, VideoWriter
 from .limit import RecordCalls, limit_seconds, now
 from .measure import peak_device_bytes, peak_resident_bytes
 from .ops.compiler import COMPILED
 from .pipeline import Pipeline
-from .shapes import LatentShape
+from .shapes import MAX_FRAMES, LatentShape
 from .sources import chunk_sizes, regroup
 from .text.embeddings import PromptEmbeds, Stage1Caption
 
@@ -81,12 +82,21 @@ class StageRow:
 
 
 def plan_bench(pipe: Pipeline, *, blocks: int) -> BenchPlan:
-    """Return the sizes of the settings' clip: size and rate, not its length."""
+    """Return the sizes of the settings' clip: size and rate, not its length.
+
+    Raises `UsageError` for more blocks than a clip can have.
+    """
     video, window = pipe.settings.settings.video, pipe.window
     ratios = pipe.decoder.config.ratios
     warm = -(-window.history_max // window.block) + 1  # blocks until the window is full
     # One more is recorded, and the clip's last, which needs no clean pass, is never reached.
     frames = window.sink + window.block * (warm + blocks + 2)
+    if ratios.frames_of(frames) > MAX_FRAMES:
+        raise UsageError(
+            f"--blocks {blocks}: a clip of {ratios.frames_of(frames)} frames, expected at most "
+            f"{MAX_FRAMES}",
+            fix="measure fewer blocks, say 20",
+        )
     channels = pipe.refiner.config.in_channels
     shape = LatentShape(
         1, channels, frames, video.height // ratios.space, video.width // ratios.space

@@ -104,7 +104,7 @@ def poses_available(
 
 def fit_to_clip(
     trajectory: Trajectory,
-    frames: int,
+    frames: int | None,
     *,
     hold_last: bool = False,
     resample: Resample | None = None,
@@ -113,26 +113,32 @@ def fit_to_clip(
 ) -> Trajectory:
     """Return a trajectory of exactly `frames` poses (and intrinsics, when it has them).
 
-    Without options the first `frames` poses are used. `hold_last` repeats the last pose when the
-    path ends early. `resample="clip"` stretches or squeezes the whole path to the clip;
-    `resample="time"` reads it at `k / fps` seconds after its first timestamp. A clip that moves
-    implausibly fast or slowly, or jumps, is warned about; times of the file that are not followed
-    are noted.
+    Without options the first `frames` poses are used; None stands for all that the path can give.
+    `hold_last` repeats the last pose when the path ends early. `resample="clip"` stretches or
+    squeezes the whole path to the clip; `resample="time"` reads it at `k / fps` seconds after its
+    first timestamp. A clip that moves implausibly fast or slowly, or jumps, is warned about; times
+    of the file that are not followed are noted.
 
     Raises `UsageError` when the path is too short, when `hold_last` and `resample="clip"` are both
-    asked, and `InputError` for `resample="time"` without increasing timestamps.
+    asked or one of them without `frames`, and `InputError` for `resample="time"` without increasing
+    timestamps.
     """
     if hold_last and resample == "clip":
         raise UsageError(
             "hold-last and resample clip exclude each other: a stretched path never ends early",
             fix="use one of the two",
         )
-    if frames > MAX_FRAMES:
+    available = poses_available(trajectory, hold_last=hold_last, resample=resample, fps=fps)
+    if frames is None:
+        frames = available
+        if frames is None:
+            needs = "--hold-last" if hold_last else "--resample clip"
+            raise UsageError(f"{needs} needs the length of the clip", fix="add --num-frames N")
+    elif frames > MAX_FRAMES:
         raise UsageError(
             f"{trajectory.source}: a clip of {frames} frames, expected at most {MAX_FRAMES}",
             fix="give --num-frames, say 241",
         )
-    available = poses_available(trajectory, hold_last=hold_last, resample=resample, fps=fps)
     if available is not None and available < frames:
         unit, rest = ("frame", f" at {fps:g} a second") if resample == "time" else ("pose", "")
         raise UsageError(

@@ -14,10 +14,10 @@ bfloat16; "before" is the form each replaced here. The compiled forms were not t
 |---|---|---|---|
 | row norm | 0.97 | 0.53 | one reduction, then batch norm with the rows as its channels: one pass that reads and writes the model dtype; bit-equal to scaling |
 | norm, modulated | 1.31 | 0.78 | as above, then one `addcmul` in the model dtype (sum of its two parts) |
-| norm with a weight | 1.24 | 0.87 | one reduction, the rest in place |
+| norm with a weight | 1.24 | 0.66 | one reduction, the rest in place, in slices of rows that stay in the L2 cache |
 | residual and norm, sum and modulated norm | | | eager: one after the other; compiled: the sum is not read again |
-| query/key norm and RoPE | | | eager: one after the other; compiled: one pass instead of two, one rounding instead of two |
-| RoPE into the cache | 2.01 | 1.6 | in slices of a few heads, which stay in the L2 cache; bit-equal |
+| query/key norm and RoPE into the cache | 2.6 | 1.9 | a slice of rows goes through all steps while it is in the L2 cache, one rounding instead of two; the table lies in memory as the keys do; float32: bit-equal |
+| RoPE alone (the sink's keys) | 2.01 | 1.9 | in slices of a few heads; bit-equal |
 | residual | 0.25 | 0.25 | one `addcmul` |
 | GELU | 2.73 | 2.05 | bfloat16: looked up in a table, over its own input; bit-equal |
 """  # noqa: E501
@@ -25,7 +25,7 @@ bfloat16; "before" is the form each replaced here. The compiled forms were not t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import NamedTuple
 
@@ -35,13 +35,15 @@ from torch import Tensor
 
 from .attention import split_heads
 from .compiler import COMPILED
-from .rope import RopeKind, RopeTable, rotate_into, rotated_halves
+from .rope import RopeKind, RopeTable, halves, rotate_into, rotated_halves
 
 #: tanh-GELU as `x * sigmoid(x (A + B x^2))`, which is the same function.
 GELU_A = 2 * math.sqrt(2 / math.pi)
 GELU_B = 0.044715 * GELU_A
 #: Values that the table GELU looks up at a time, for each thread: their indices stay in the cache.
 GELU_VALUES = 1 << 17
+#: Values of a slice of rows, for each thread: three float32 copies of it stay in the cache.
+ROW_VALUES = 1 << 17
 
 
 class WideNorm(NamedTuple):
@@ -79,16 +81,35 @@ class BlockOps(NamedTuple):
 def _norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     if x.device.type != "cpu":  # there torch has one kernel for it
         return F.rms_norm(x, x.shape[-1:], None if weight is None else weight.to(x.dtype), eps)
-    mean_square = _mean_square(x)
     if weight is None and x.is_contiguous() and x.numel():
+        mean_square = _mean_square(x)
         rows = mean_square.numel()
         y = x.view(1, rows, -1)
         zeros = mean_square.new_zeros(rows)
         y = torch.batch_norm(y, None, None, zeros, mean_square.view(rows), False, 0.0, eps, False)
         return y.view(x.shape)
-    inverse = torch.rsqrt(mean_square + eps)
-    y = x * inverse if x.dtype == torch.float32 else x.float().mul_(inverse)
-    return (y if weight is None else y.mul_(weight.float())).to(x.dtype)
+    if x.dtype == torch.float32:
+        y = x * torch.rsqrt(_mean_square(x) + eps)
+        return y if weight is None else y.mul_(weight.float())
+    out = x.new_empty(x.shape)
+    for part in _row_slices(x):
+        y = _scaled_copy(x[part], eps)
+        out[part] = y if weight is None else y.mul_(weight.float())
+    return out
+
+
+def _scaled_copy(x: Tensor, eps: float) -> Tensor:
+    """Return `x / rms(x)` in float32, in steps on one copy of `x`."""
+    y = x.to(torch.float32, copy=True)
+    return y.mul_(_mean_square(y).add_(eps).rsqrt_())
+
+
+def _row_slices(x: Tensor) -> Iterator[tuple[slice, slice]]:
+    """Yield indices that cut `(B, S, D)` into slices of rows; on a card it stays whole."""
+    S, D = x.shape[-2:]
+    rows = max(1, ROW_VALUES * torch.get_num_threads() // D) if x.device.type == "cpu" else S
+    for start in range(0, S, rows):
+        yield slice(None), slice(start, start + rows)
 
 
 def _mean_square(x: Tensor) -> Tensor:
@@ -144,8 +165,18 @@ def _gelu_table() -> Tensor:
 def _norm_rotate_into(
     out: Tensor, x: Tensor, norm: WideNorm, table: RopeTable, kind: RopeKind
 ) -> Tensor:
-    heads = split_heads(_norm(x, norm.weight, norm.eps), out.shape[1])
-    return rotate_into(out, heads, table, kind)
+    heads = out.shape[1]
+    if x.device.type != "cpu":
+        return rotate_into(out, split_heads(_norm(x, norm.weight, norm.eps), heads), table, kind)
+    for part in _row_slices(x):
+        y = _scaled_copy(x[part], norm.eps).mul_(norm.weight)
+        turned, rope = torch.empty_like(y), table.tokens(part[1])
+        a, b = halves(split_heads(turned, heads), kind)
+        u, v = halves(split_heads(y, heads), kind)
+        torch.mul(u, rope.cos, out=a).sub_(v * rope.sin)
+        torch.mul(v, rope.cos, out=b).add_(u.mul_(rope.sin))
+        out[:, :, part[1]] = split_heads(turned, heads)
+    return out
 
 
 EAGER = BlockOps(

@@ -9,9 +9,9 @@
 Angles reach 1e5 rad, where float32 is spaced 8e-3 rad apart: the order of the float32 operations
 decides the table, so it is part of the definition (source: LTX-2's positional embedding).
 
-A table holds one angle per *pair* of channels, head-major: `(N, S, K/2)`. The two kinds differ only
-in which channels form a pair: `split` pairs element i with i + K/2 of a head, `interleaved` pairs
-2i with 2i + 1.
+A table holds one angle per *pair* of channels, `(N, S, K/2)`; in memory the tokens come first, as
+in the projected keys that it meets. The two kinds differ only in which channels form a pair:
+`split` pairs element i with i + K/2 of a head, `interleaved` pairs 2i with 2i + 1.
 """
 
 from __future__ import annotations
@@ -35,6 +35,10 @@ class RopeTable(NamedTuple):
 
     cos: Tensor
     sin: Tensor
+
+    def tokens(self, part: slice) -> RopeTable:
+        """Return the table of some of the tokens, as a view."""
+        return RopeTable(self.cos[:, part], self.sin[:, part])
 
     def to(self, device: torch.device | str) -> RopeTable:
         """Return the table on `device`."""
@@ -67,9 +71,7 @@ def table_from_fractions(fractions: Tensor, freqs: Tensor, *, heads: int, width:
     still = width // 2 - angles.shape[1]
     cos = torch.nn.functional.pad(angles.cos(), (still, 0), value=1.0)  # (S, width/2)
     sin = torch.nn.functional.pad(angles.sin(), (still, 0), value=0.0)
-    return RopeTable(
-        *(t.unflatten(1, (heads, -1)).transpose(0, 1).contiguous() for t in (cos, sin))
-    )
+    return RopeTable(*(t.unflatten(1, (heads, -1)).transpose(0, 1) for t in (cos, sin)))
 
 
 def apply_rope(x: Tensor, table: RopeTable, kind: RopeKind) -> Tensor:

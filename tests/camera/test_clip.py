@@ -201,6 +201,17 @@ def test_no_clip_is_longer_than_an_action_string_can_be() -> None:
         fit_to_clip(path, 1_000_001, hold_last=True, notes=Notes())
 
 
+def test_without_a_length_it_is_all_that_the_path_gives() -> None:
+    poses = np.tile(np.eye(4, dtype=np.float32), (31, 1, 1))
+    path = Trajectory(poses, timestamps=np.arange(31) / 10)  # 3 s
+    assert len(fit_to_clip(path, None, fps=10, notes=Notes())) == 31
+    assert len(fit_to_clip(path, None, resample="time", fps=16, notes=Notes())) == 49
+    with pytest.raises(UsageError, match="--hold-last needs the length of the clip"):
+        fit_to_clip(path, None, hold_last=True, notes=Notes())
+    with pytest.raises(UsageError, match="--resample clip needs the length of the clip"):
+        fit_to_clip(path, None, resample="clip", notes=Notes())
+
+
 def test_times_that_are_not_followed_are_said_once() -> None:
     poses = np.tile(np.eye(4, dtype=np.float32), (49, 1, 1))
     poses[:, 2, 3] = 0.025 * np.arange(49)

@@ -54,3 +54,7 @@ def test_sizes_are_checked() -> None:
         done = sanawm("bench", option, 0)
         assert done.code == 2
         assert option in done.err
+    done = sanawm("bench", "--blocks", 1_000_000)
+    assert done.code == 2
+    assert "--blocks 1000000: a clip of 12" in done.err
+    assert "expected at most 1000000" in done.err

@@ -60,6 +60,21 @@ def test_the_plan_is_printed(in_tmp: Path, latents: Path, camera: Path) -> None:
         assert word in text
 
 
+@pytest.mark.parametrize(
+    ("flag", "row"),
+    [
+        ("--no-sink-token", ["stage1.sink_token", "False"]),
+        ("--sink-token", ["stage1.sink_token", "True"]),
+        ("--keep-first-frame", ["video.keep_first_frame", "True"]),
+        ("--drop-first-frame", ["video.keep_first_frame", "False"]),
+    ],
+)
+def test_a_switch_is_named_as_it_was_typed(in_tmp: Path, flag: str, row: list[str]) -> None:
+    done = dry(flag, "-o", "o.mp4")
+    assert done.code == 0, done.err
+    assert [*row, flag] in [line.split() for line in done.out.splitlines()]
+
+
 def test_every_key_is_printed_with_its_value_and_origin(in_tmp: Path, latents: Path) -> None:
     Path("mine.toml").write_text("[video]\ncrf = 21\n")
     done = dry(

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sanawm.io.files import atomic_write
 from sanawm.vae import DecoderState, EncoderState, VAEConfig, VAEDecoder, VAEEncoder
 
 from .data import load_clips, make_clip
@@ -85,7 +86,8 @@ def vae_config(folder: Path) -> VAEConfig:
 
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "config.json"
-    path.write_text(json.dumps(VAE_CONFIG, indent=2) + "\n", encoding="utf-8")
+    with atomic_write(path) as new:  # the other steps may be reading it
+        new.write_text(json.dumps(VAE_CONFIG, indent=2) + "\n", encoding="utf-8")
     return VAEConfig.from_json(path)
 
 
