@@ -16,7 +16,7 @@ bfloat16; "before" is the form each replaced here. The compiled forms were not t
 | norm, modulated | 1.31 | 0.78 | as above, then one `addcmul` in the model dtype (sum of its two parts) |
 | norm with a weight | 1.24 | 0.66 | one reduction, the rest in place, in slices of rows that stay in the L2 cache |
 | residual and norm, sum and modulated norm | | | eager: one after the other; compiled: the sum is not read again |
-| query/key norm and RoPE into the cache | 2.6 | 1.9 | a slice of rows goes through all steps while it is in the L2 cache, one rounding instead of two; the table lies in memory as the keys do; float32: bit-equal |
+| query/key norm and RoPE into the cache | 3.4 | 1.9 | a slice of rows goes through all steps while it is in the L2 cache, one rounding instead of two; the table lies in memory as the keys do; float32: bit-equal |
 | RoPE alone (the sink's keys) | 2.01 | 1.9 | in slices of a few heads; bit-equal |
 | residual | 0.25 | 0.25 | one `addcmul` |
 | GELU | 2.73 | 2.05 | bfloat16: looked up in a table, over its own input; bit-equal |
