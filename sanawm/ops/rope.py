@@ -88,10 +88,14 @@ def rotate_into(out: Tensor, x: Tensor, table: RopeTable, kind: RopeKind) -> Ten
     step = SLICE_HEADS * torch.get_num_threads() if x.device.type == "cpu" else heads
     for h in range(0, heads, step):
         part = slice(h, h + step)
-        a, b = halves(out[:, part], kind)
-        one, two = rotated_halves(x[:, part], RopeTable(table.cos[part], table.sin[part]), kind)
-        a.copy_(one)
-        b.copy_(two)
+        rotate_slice(out[:, part], x[:, part], RopeTable(table.cos[part], table.sin[part]), kind)
+    return out
+
+
+def rotate_slice(out: Tensor, x: Tensor, table: RopeTable, kind: RopeKind) -> Tensor:
+    """Do as `rotate_into`, in one piece."""
+    for half, values in zip(halves(out, kind), rotated_halves(x, table, kind), strict=True):
+        half.copy_(values)
     return out
 
 
